@@ -90,7 +90,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Finder:
-    """Finds modules as Python does, but lists only the public ones, for `help`."""
+    """Finds modules like Python's own finder, but lists only public modules, for `help`."""
 
     def __init__(self, finder: FileFinder) -> None:
         self._finder = finder

@@ -56,17 +56,17 @@ class App(declared.App):
             kafka: Brokers as `"host:port"`, or librdkafka's client properties, including `bootstrap.servers`; default
                 as for `store`.
             stages: Stages to run; default all.
-            until_caught_up: Return when each stage has read its topics up to their current ends, and all records that
-                follow in repartition topics; like `availableNow` in Structured Streaming.
+            until_caught_up: Return when each stage has read its topics up to their current ends, and all resulting rows
+                in repartition topics, like `availableNow` in Structured Streaming.
             max_records: Maximum number of records of each input per batch, for all stages.
             trigger: Minimum time between two batches, for all stages: `"10 seconds"`.
             max_unflushed: Maximum number of unflushed versions of a stage, for all stages; 0 for none.
-            accept_loss: Continue although records to be read are gone from Kafka.
+            accept_loss: Continue even if Kafka has deleted records that were not read yet.
             gc: Interval of garbage collection, if `[retention]` has rules; `"off"` disables it.
             master: Spark's master URL; default an existing session of this process, else Spark's configuration.
             spark_conf: Further settings of Spark.
             py_files: Paths of Python files and zips that the program and its tasks import.
-            patience_s: How long a broker or a store may be unavailable, in seconds.
+            patience_s: Time in seconds for which a broker or a store may be unavailable.
             on_commit: Called with each committed batch, from several threads.
 
         Raises:

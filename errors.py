@@ -1,7 +1,7 @@
 """Errors that users may see, one class for each way to handle them.
 
-Every message says what failed, what was expected and what was found; `hint` says the next step. The command line prints
-both and exits 1. Any other exception is a bug.
+Every message has the failure, the expected value and the actual value; `hint` has the next step. The command line
+prints both and exits with 1. Any other exception is a bug.
 """
 
 import sys
@@ -101,10 +101,10 @@ class Usage(SlackwaterError):
 
 
 class NotFound(SlackwaterError, LookupError):
-    """A named thing (app, stage, ref, table, column, topic) does not exist."""
+    """A named object (app, stage, ref, table, column, topic) does not exist."""
 
     def __init__(self, what: str, name: str, known: Iterable[str] = (), *, found: str = "", hint: str = "") -> None:
-        """`known` lists the existing names; without such a list, `found` describes what exists."""
+        """`known` has the existing names. Without `known`, `found` describes the existing objects."""
         self.what = what
         self.name = name
         self.known = tuple(sorted(known))
@@ -126,7 +126,7 @@ class MomentGone(NotFound):
 
 
 class Refused(SlackwaterError):
-    """The request is valid but would lose or break something; nothing was changed."""
+    """The request is valid, but would lose or break data. No state was changed."""
 
 
 class Protected(Refused):
@@ -158,7 +158,7 @@ class KeysForgotten(Gone):
 
 
 class Unstorable(Refused, ValueError):
-    """A value was not written, because it could not be read back."""
+    """A value was not written, because decoding its bytes would not give an equal value."""
 
 
 class Unavailable(SlackwaterError, ConnectionError):

@@ -75,7 +75,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     store: _Text | None = None
     brokers: _Text | None = msgspec.field(default=None, name="kafka")
     kafka_properties: dict[str, Any] = {}
-    """Client properties of librdkafka, and those of `pipeline.kafka.login`. They may hold secrets: never print them."""
+    """Client properties of librdkafka and of `pipeline.kafka.login`. They may contain secrets: never print them."""
     cache: _Text = ""
     """Folder of the local SST cache; empty for the user's default folder."""
     cache_max_bytes: _Bytes = 10 << 30
@@ -93,7 +93,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return f"Settings(store={self.store!r}, kafka={self.brokers!r})"
 
     def retention_of(self, app: str, **overrides: Any) -> "Retention":
-        """Return an app's own retention rules, or else the common rules, changed by `overrides`. Raises `Usage`."""
+        """Return an app's own retention rules, or else the common rules, with `overrides` applied. Raises `Usage`."""
         from .snapshot.gc.reachable import Retention
 
         rules: Retention = self.retention.get(app) or self.retention.get("", Retention())
@@ -102,7 +102,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     def declared_fields(self, options: Iterable[str] = ()) -> "DeclaredFields":
         """Return the record fields in which `forget` searches for keys, by table.
 
-        They come from `[forget]` of the file, and from `options` of the form `TABLE=FIELD`. Raises `Usage` for an
+        The fields come from `[forget]` of the file, and from `options` of the form `TABLE=FIELD`. Raises `Usage` for an
         invalid option.
         """
         from .operations.key_search.key_fields import DeclaredFields
@@ -179,8 +179,8 @@ def load(
 
     The file is searched in `folder` (by default the working folder) and its parents. Paths in the file are relative to
     the file. Kafka client properties come from `[kafka_properties]` of the file and, with higher precedence, from
-    variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`, and with `_FILE` at its end, a file that
-    has it. Raises `Usage` if the file is not TOML, or has an unknown setting.
+    variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`; with `_FILE` at its end, the variable
+    names a file with the value. Raises `Usage` if the file is not TOML, or has an unknown setting.
     """
     environ = os.environ if environ is None else environ
     parents = (folder or Path.cwd()).resolve()

@@ -1,6 +1,6 @@
-"""Packages of the distribution, every folder of the root that has an `__init__.py`, under the name `slackwater`.
+"""Packages of the distribution: each folder with an `__init__.py` in the root, under the name `slackwater`.
 
-The description on PyPI is the README, whose links and pictures lead to the repository of `common/install.py`.
+The description on PyPI is the README, with links and pictures that point to the repository (`common/install.py`).
 """
 
 import sys

@@ -1,6 +1,6 @@
 """`spark.read.format("slackwater")`: a table of an app at a moment, as a Spark batch data source in Python.
 
-Spark finds the format itself where slackwater is installed (`pyspark_slackwater`); otherwise call `register`.
+Spark finds the format if slackwater is installed (`pyspark_slackwater`); otherwise call `register`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check that tag, repository and sources of a release agree, and print its version and the registry of its image."""
+"""Checks that tag, repository and sources of a release agree, and prints its version and the registry of its image."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ VERSION = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["pro
 
 
 def main(tag: str, repository: str) -> None:
-    """Print `version=…` and `registry=…`. Exits with a sentence where something does not agree."""
+    """Print `version=…` and `registry=…`. Exits with an error message if they do not agree."""
     if tag != f"v{VERSION}":
         sys.exit(f"the tag is {tag}, pyproject.toml has {VERSION}: push v{VERSION}, or change the version")
     if repository != install.REPOSITORY:

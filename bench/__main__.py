@@ -36,8 +36,9 @@ from .support.row import Row
 OUT = Path(__file__).parent / "out"
 WORKER_LIMIT = 1 << 30
 NAME_S = 600
-"""Maximum seconds of a measurement; rows measured until then are kept. A module with its own `SECONDS` is measured only
-if it is named.
+"""Maximum seconds of a measurement; rows that were measured until then are kept.
+
+A module with its own `SECONDS` is measured only if it is named.
 """
 MIB = 1 << 20
 
@@ -96,7 +97,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _measurements() -> dict[str, ModuleType]:
-    """Return the modules that define `rows`, by name."""
+    """Return the modules that define `rows`, by their names."""
     package = __spec__.parent if __spec__ else "bench"
     found = {}
     here = Path(__file__).parent

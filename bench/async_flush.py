@@ -48,9 +48,9 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def measure(bootstrap: str, folder: Path, *, rounds: int = 2) -> dict[int, list[float]]:
-    """Return seconds from commit to commit, by `max_unflushed`, without warm-up.
+    """Return the seconds from commit to commit, by `max_unflushed`, without the warm-up.
 
-    Runs alternate, since machines drift.
+    Runs alternate, since a machine's speed drifts.
     """
     folder.mkdir(parents=True, exist_ok=True)
     topic = f"{TOPIC}-async"

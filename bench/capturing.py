@@ -1,6 +1,7 @@
 """Throughput of copying in-flight records into a snapshot, relative to writing the records.
 
-`python -m bench.capturing BOOTSTRAP FOLDER` runs it in a fresh process and prints a JSON list: rows per second of both.
+`python -m bench.capturing BOOTSTRAP FOLDER` runs it in a fresh process and prints a JSON list: the rows per second of
+both.
 """
 
 from __future__ import annotations

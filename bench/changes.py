@@ -35,7 +35,7 @@ KEYS = 200_000
 VERSIONS = 1_000
 BATCH = 4_000
 EVERY = {"often": 3, "now and then": 20, "seldom": 150}
-"""Interval in batches at which the keys whose history is read are written. Compactions are additional versions."""
+"""Interval, in batches, between two writes of each key whose history is read. Compactions are additional versions."""
 TABLE = Table((Column("leg", "string"),), (Column("flights", "int64"), Column("delay", "double")), 4)
 
 
@@ -91,7 +91,7 @@ def _histories(folder: Path, num_keys: int, num_versions: int) -> list[Row]:
 
 
 def _alone(measure, *arguments):  # type: ignore[no-untyped-def]
-    """Call a function in a fresh process, since this process caches footers and manifests."""
+    """Call a function in a fresh process, because this process caches footers and manifests."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
         return fresh.submit(measure, *arguments).result()
 
@@ -109,7 +109,7 @@ def _diff(folder: Path, before: int, after: int) -> tuple[float, int]:
 
 
 def _history(folder: Path, number: int) -> tuple[float, int, int]:
-    """Return seconds, number of requests (except for manifests), and number of changes."""
+    """Return the seconds, the number of requests (without those for manifests), and the number of changes."""
     with tempfile.TemporaryDirectory() as cache:
         store = open_store(str(folder))
         (key,) = _legs(np.array([number])).to_pylist()

@@ -40,7 +40,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 def processor_seconds(*words: str, cache: Path, runs: int = 7) -> float:
     """Return the median CPU seconds (user and system) of a `slackwater` command, after one warm-up run.
 
-    Each run finds the cache folder empty.
+    The cache folder is empty at the start of each run.
     """
     command = [str(Path(sys.executable).parent / "slackwater"), *words]
     found = []
@@ -56,7 +56,7 @@ def processor_seconds(*words: str, cache: Path, runs: int = 7) -> float:
 
 
 def seconds(*words: str, runs: int = 7) -> float:
-    """Return the median wall-clock seconds of a `slackwater` command, after one run that warms the page cache."""
+    """Return the median wall-clock seconds of a `slackwater` command, after one run to warm the page cache."""
     command = [str(Path(sys.executable).parent / "slackwater"), *words]
     found = []
     for _ in range(runs + 1):

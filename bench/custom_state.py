@@ -1,4 +1,4 @@
-"""State logic in Python beside Spark's two APIs for it: count, sum, maximum and last value by key.
+"""State logic in Python, beside Spark's two APIs for it: count, sum, maximum and last value by key.
 
 `python -m bench.custom_state SIDE BOOTSTRAP FOLDER TOPIC BATCH` runs one side in a fresh process until it has read the
 topic, and prints a JSON list: rows per second of each warm batch.
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
 
 BATCH = {"slackwater": 400_000, "transformWithState": 10_000, "applyInPandasWithState": 10_000}
-"""Number of rows of a batch, which each side processes in some seconds: all are more efficient with large batches."""
+"""Number of rows of a batch, which each side processes in some seconds.
+
+All sides are more efficient with large batches.
+"""
 WARM_UP = {"slackwater": 3, "transformWithState": 1, "applyInPandasWithState": 1}
 MEASURED = {"slackwater": 5, "transformWithState": 3, "applyInPandasWithState": 3}
 EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"
@@ -96,7 +99,7 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[in
 
 
 def _merge(rows: pd.DataFrame, state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Update one key's state by some of its rows; both peers call this."""
+    """Update the state of one key by some of its rows. Both peers call this."""
     n, total, largest, _last = state
     delay = rows["delay"]
     last = delay.loc[rows["offset"].idxmax()]

@@ -1,4 +1,4 @@
-"""A diamond-shaped app that takes snapshots: their cost to a running job, and the time until each is complete.
+"""A diamond-shaped app that takes snapshots: what they cost a running job, and the time until each is complete.
 
 `python -m bench.diamond BOOTSTRAP FOLDER` runs it in a fresh process and prints one JSON object.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from slackwater.pipeline.listener import BatchReport
 
 LONGEST = ("events", "odd", "legs")
-"""The stages on one of the two longest paths; the other has `even` in place of `odd`."""
+"""The stages on one of the two longest paths. The other path has `even` instead of `odd`."""
 PHASE_S = 25.0
 EVERY_S = 5.0
 WARM_UP_S = 40.0
@@ -35,7 +35,7 @@ RECORDS = 6_000_000
 
 
 class Measured(TypedDict):
-    """Seconds per batch of the last stage, per batch of every stage, and from request to complete snapshot."""
+    """Seconds per batch of the last stage, per batch of every stage, and from a request to the complete snapshot."""
 
     without: list[float]
     with_: list[float]

@@ -1,13 +1,13 @@
 """Full-table queries through merge-on-read, beside DuckDB on one plain Parquet file of the same rows.
 
-`python -m bench.duckdb_scan [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys instead of 5 M.
+`python -m bench.duckdb_scan [FOLDER] [--quick]` prints its rows alone; `--quick` uses 1 M keys instead of 5 M.
 
 The table is measured in two states: compacted, with one SST per state partition; and with 8 level-0 batches of 70,000
 random keys on top. `COPY t TO` writes the plain file from the same rows, with DuckDB's own row groups and compression.
-Both sides use all cores and files that are in the page cache, and they alternate.
+Both sides use all cores, and read files that are in the page cache; they alternate.
 
-The first query of a version creates its view: it finds dead rows and verifies the checksum of every SST. That time is
-reported beside the figures: it is spent once per session, however many queries follow.
+The first query of a version creates its view: it finds dead rows and verifies the checksum of every SST. This time is
+reported beside the figures, because it is spent once per session, however many queries follow.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ ASKED = {
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Build the table in the folder and measure; about a minute at full scale.
+    """Build the table in the folder, and measure. Takes about a minute at full scale.
 
     Args:
-        folder: an empty one, for some 1 GB.
+        folder: an empty folder on a disk with 1 GB.
         quick: 1 M keys instead of 5 M.
     """
     table = Keyed.build(folder / "duckdb", QUICK_KEYS if quick else KEYS)
@@ -75,7 +75,7 @@ def _row(shape: str, name: str, seconds: tuple[float, float], made_s: float, num
 def _measure(
     table: Keyed, ssts: tuple[Sst, ...], folder: Path, names: list[str]
 ) -> tuple[float, dict[str, tuple[float, float]]]:
-    """Return seconds to create the view; then median seconds of each query, on our table and on the plain file."""
+    """Return the seconds to create the view, and each query's median seconds on our table and on the plain file."""
     manifest = Manifest("bench", "legs", 1, 1, "bench", 1, "batch", table=TABLE, ssts=ssts)
     with duckdb.connect() as con:
         started = time.perf_counter()

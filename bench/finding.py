@@ -3,8 +3,8 @@
 `python -m bench.finding prepare BOOTSTRAP FOLDER VERSIONS KEYS WINDOW` writes the history and its topic, and prints
 where the faults are.
 
-Versions between the first and the last are written directly, as a runner would write them, because running an app for a
-thousand batches takes too long. The replays are real.
+Versions between the first and the last are written directly, as a runner would write them, because an app would take
+too long for a thousand batches. The replays are real.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WINDOW = 20_000
 TOPIC = "bench-finding"
 PROGRAM = Path(__file__).parent / "support" / "legs_app.py"
 OUTLIER, HOT = 77, 4_242
-"""The legs with the two faults: one has a delay of a week, the other has too many flights."""
+"""The legs with the two faults: one has a delay of a week, and the other too many flights."""
 WEEK = 10_080
 HOT_FLIGHTS = 200
 MOST_FLIGHTS = 150
@@ -99,9 +99,10 @@ def _bisect(bootstrap: str, folder: Path, where: str) -> tuple[float, dict[str, 
 
 
 def _delta_debugging(place: dict[str, Any], window: int) -> int:
-    """Count the replays of ddmin if the batch's records are known, and each replay only tells good from bad.
+    """Count the replays that ddmin needs if the batch's records are known, and a replay only tells good from bad.
 
-    Instead of running a replay, count the faulty records in the chosen subset: that gives the same result at once.
+    Instead of running replays, this counts the faulty records in the chosen subset, which gives the same result at
+    once.
     """
     guilty, needed, asked = set(place["guilty"]), place["needed"], 0
 
@@ -147,7 +148,7 @@ def _predicates(folder: Path, keys: int) -> list[Row]:
 
 
 def _in_turns(*sides: Callable[[], None]) -> tuple[float, ...]:
-    """Run the sides alternately, and return the median seconds of each after two warm-up rounds."""
+    """Run the sides in turn. Returns the median seconds of each after two warm-up rounds."""
     seconds: list[list[float]] = [[] for _ in sides]
     for _ in range(2 + ROUNDS):
         for side_, run in zip(seconds, sides, strict=True):
@@ -158,7 +159,7 @@ def _in_turns(*sides: Callable[[], None]) -> tuple[float, ...]:
 
 
 class _History:
-    """The records of each batch, and the table after that batch.
+    """The records of each batch, and the table after the batch.
 
     Args:
         versions: number of batches, two of which contain a fault.
@@ -170,9 +171,9 @@ class _History:
         self._random = np.random.default_rng(5)
         self._window = window
         self.at = {OUTLIER: versions // 2, HOT: versions * 3 // 5}
-        """Number of the batch that contains the fault of a leg, by leg."""
+        """For each leg with a fault, the number of the batch that contains the fault."""
         self.guilty: dict[int, npt.NDArray[np.int64]] = {}
-        """Positions in the batch of the records that cause the fault of a leg, by leg."""
+        """For each leg with a fault, the positions in the batch of the records that cause it."""
         self.flights = np.ones(keys, np.int64)
         self.worst = np.zeros(keys, np.int64)
 
@@ -201,7 +202,7 @@ class _History:
 
 
 def _prepare(bootstrap: str, folder: Path, versions: int, keys: int, window: int) -> list[dict[str, Any]]:
-    """Write topic and versions. Returns, by fault, the addresses of its records, and the number that cause it."""
+    """Write the topic and the versions. Returns, for each fault, the addresses of its records and how many cause it."""
     from slackwater.pipeline.run.program import load_app
     from slackwater.pipeline.spark.session import spark_session
 

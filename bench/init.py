@@ -1,12 +1,12 @@
-"""`slackwater init` of 10 M rows, beside DuckDB writing the same rows to Parquet, sorted by key.
+"""`slackwater init` of 10 M rows, beside DuckDB, which writes the same rows to Parquet, sorted by key.
 
-`python -m bench.init [FOLDER] [--quick]` prints its row alone; `--quick` takes 1 M rows.
+`python -m bench.init [FOLDER] [--quick]` prints its row alone; `--quick` uses 1 M rows.
 
 Both sides read the same unsorted Parquet file, with a string key and two numbers, on all cores, and write to the same
 disk. DuckDB writes as `COPY … TO` does by default; we also fsync each SST and write look-up filters, checksums and the
 commit. Each side runs in a process of its own, and they alternate.
 
-Not included: starting Python, and starting Spark, from which the verb gets the declared columns. That takes about five
+Not included are the starts of Python and of Spark, from which the verb gets the declared columns. They take about five
 seconds for any number of rows.
 """
 
@@ -32,10 +32,10 @@ ROUNDS = 3
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Make the rows in the folder and measure; some four minutes at full scale.
+    """Make the rows in the folder, and measure. Takes about four minutes at full scale.
 
     Args:
-        folder: an empty one, for some 2 GB.
+        folder: an empty folder on a disk with 2 GB.
         quick: 1 M rows instead of 10 M.
     """
     count = QUICK_ROWS if quick else ROWS

@@ -1,4 +1,4 @@
-"""Look-ups of 100,000 random keys out of 10 M, beside RocksDB and SlateDB: the same keys, values and machine.
+"""Look-ups of 100,000 random keys of 10 M, beside RocksDB and SlateDB, with the same keys, values and machine.
 
 `python -m bench.multi_get [FOLDER] [--quick]` prints its rows alone; `--quick` uses 1 M keys.
 
@@ -7,8 +7,8 @@ column, hashes it (in an app, Spark has done that), and returns the value column
 bytes and return a list of bytes; their time includes neither making the keys nor decoding the values.
 
 Each peer has one compacted sorted run, with Bloom filters and everything in its block cache. Our table is like that of
-a running app: 4 state partitions in the cache folder, each with a base run and 8 level-0 runs on top. All use one
-thread, since a Spark task has one core.
+a running app: 4 state partitions in the cache folder, each with a base run and 8 level-0 runs on top. All of them use
+one thread, since a Spark task has one core.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ QUICK_KEYS = 1_000_000
 ASKED = 100_000
 FEW = 100
 LIMITS = {FEW: 6_000_000, 1: 100_000}
-"""Maximum bytes that a look-up of this number of keys may read with an empty cache."""
+"""Maximum number of bytes that a look-up of this many keys may read with an empty cache."""
 TRIES = 20
 TABLE = Table((Column("leg", "string"),), (Column("flights", "int64"), Column("delay", "double")), partitions=4)
 RUNS_L0 = 8
@@ -57,10 +57,10 @@ _VALUE = struct.Struct("<qd")
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Build the three stores in the folder and measure; some two minutes at full scale.
+    """Build the three stores in the folder, and measure. Takes about two minutes at full scale.
 
     Args:
-        folder: an empty one, for some 3 GB.
+        folder: an empty folder on a disk with 3 GB.
         quick: 1 M keys instead of 10 M.
     """
     num_keys = QUICK_KEYS if quick else KEYS
@@ -106,7 +106,7 @@ class Keyed:
         return ssts(self.store, self.cache, "bench", "legs", TABLE, rows, seq, level)
 
     def look_up(self, keys: pa.Table, reads: ReadCounters | None = None) -> int:
-        """Look up keys as tasks do, one state partition after the other. Returns how many exist."""
+        """Look up keys as tasks do, one state partition after the other. Returns the number of keys that exist."""
         hashes = hash_keys(keys, ["leg"])
         partitions = partition_of(hashes, TABLE.partitions)
         found = 0
@@ -131,7 +131,7 @@ def _names(numbers: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def _in_turns(ours: Keyed, theirs: Callable[[list[bytes]], int], num_keys: int) -> tuple[float, float]:
-    """Look up each batch of keys on both sides. Returns the median seconds of both after three warm-up rounds."""
+    """Look up each batch of keys on both sides. Returns the median seconds of each after three warm-up rounds."""
     seconds: tuple[list[float], list[float]] = ([], [])
     random = np.random.default_rng(9)
     for _ in range(3 + ROUNDS):
@@ -146,7 +146,7 @@ def _in_turns(ours: Keyed, theirs: Callable[[list[bytes]], int], num_keys: int) 
 
 
 def _cold(ours: Keyed, num_keys: int, number: int) -> Row:
-    """Compare the bytes that a look-up with an empty cache reads with the size of the row groups that hold its keys."""
+    """Compare the bytes that a look-up with an empty cache reads with the size of the row groups that have its keys."""
     ((seconds, reads),) = _cold_tries(ours, num_keys, number, 1)
     ratio = reads.bytes / reads.touched_bytes
     return Row(
@@ -161,7 +161,7 @@ def _cold(ours: Keyed, num_keys: int, number: int) -> Row:
 
 
 def _few(ours: Keyed, num_keys: int, number: int) -> Row:
-    """Measure the bytes that a first look-up of a few keys reads: the median of several tries."""
+    """Measure the bytes that a first look-up of a few keys reads, as the median of several tries."""
     tries = _cold_tries(ours, num_keys, number, TRIES if number == 1 else 5)
     size = median(reads.bytes for _, reads in tries)
     most = max(reads.bytes for _, reads in tries)
@@ -188,7 +188,7 @@ def _cold_tries(ours: Keyed, num_keys: int, number: int, tries: int) -> list[tup
 def _look_up_cold(
     folder: Path, ssts: tuple[Sst, ...], num_keys: int, number: int, seed: int
 ) -> tuple[float, ReadCounters]:
-    """Look up random keys with an empty cache. Returns the seconds and what was read."""
+    """Look up random keys with an empty cache. Returns the seconds and the reads."""
     keys = pa.table({"leg": _names(np.random.default_rng(seed).integers(num_keys, size=number))})
     reads = ReadCounters()
     with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -207,7 +207,7 @@ def _batches(num_keys: int) -> Sequence[npt.NDArray[np.int64]]:
 def _rocksdb(folder: Path, num_keys: int) -> tuple[Callable[[list[bytes]], int], Callable[[], None]]:
     """Build a RocksDB table with the settings that RocksDB recommends for point look-ups.
 
-    They are Bloom filters, a hash index in data blocks, and a cache that holds all blocks.
+    The settings are Bloom filters, a hash index in data blocks, and a cache that holds all blocks.
     """
     import rocksdict
 

@@ -1,7 +1,6 @@
-"""Time to the first commit on a new machine: it has only the app's store, or Spark's checkpoint.
+"""Time to the first commit on a new machine, which has only the app's store, or Spark's checkpoint.
 
-`python -m bench.restart prepare BOOTSTRAP FOLDER SMALL LARGE` creates large states: our tables, and a checkpoint of
-Spark's.
+`python -m bench.restart prepare BOOTSTRAP FOLDER SMALL LARGE` creates large states: our tables, and a Spark checkpoint.
 
 `python -m bench.restart slackwater|spark BOOTSTRAP FOLDER KEYS BEGAN` starts in a fresh process, processes the topic,
 and prints a JSON list: seconds from BEGAN (a Unix time) until Spark was up, and until the first commit.
@@ -27,16 +26,16 @@ if TYPE_CHECKING:
 
 SIZES = (100_000, 10_000_000)
 FIRST = 100
-"""Rows of the first batch, each with its own key."""
+"""Number of rows in the first batch, each with its own key."""
 TOPIC = "bench-restart"
 BATCH = 400_000
 TAIL = 8
-"""Batches since the last snapshot in Spark's checkpoint.
+"""Number of batches since the last snapshot in Spark's checkpoint.
 
-Spark writes a snapshot per minute, and machines are usually lost in between.
+Spark writes a snapshot every minute, and a machine is usually lost between two of them.
 """
 BUILD = 2_000_000
-"""Rows of a batch while Spark's checkpoint is built."""
+"""Number of rows per batch while Spark's checkpoint is built."""
 SNAPSHOT_S = 120.0
 ROUNDS = 3
 
@@ -78,7 +77,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def _median(restarts: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return median seconds until Spark was up, and until the first commit."""
+    """Return the median seconds until Spark was up, and until the first commit."""
     ups, commits = zip(*restarts, strict=True)
     return median(ups), median(commits)
 
@@ -86,7 +85,7 @@ def _median(restarts: list[tuple[float, float]]) -> tuple[float, float]:
 def _restart(bootstrap: str, folder: Path, name: str, keys: int, number: int) -> tuple[float, float]:
     """Restart once from a copy of the store or checkpoint.
 
-    Returns the seconds until Spark was up and the first commit.
+    Returns the seconds until Spark was up, and until the first commit.
     """
     work = folder / f"{name}-{keys}-{number}"
     left = "store" if name == "slackwater" else "checkpoint"
@@ -96,7 +95,7 @@ def _restart(bootstrap: str, folder: Path, name: str, keys: int, number: int) ->
 
 
 def _fill(bootstrap: str, start: int, num: int, batch: int) -> None:
-    """Write this many consecutive numbers; each batch is one range per partition."""
+    """Write this many consecutive numbers. Each batch is one range per partition."""
     step = batch // PARTITIONS
     fill_ranges(bootstrap, TOPIC, [(first, first + step - 1) for first in range(start, start + num, step)])
 
@@ -126,7 +125,7 @@ def _prepare(bootstrap: str, folder: Path, small: int, large: int) -> None:
 
 
 def _await_snapshots(checkpoint: Path, version: int) -> None:
-    """Wait until the checkpoint has a full state snapshot of each partition at that version, besides the changelog."""
+    """Wait until the checkpoint has a full state snapshot of each partition at that version, not only the changelog."""
     deadline = time.monotonic() + SNAPSHOT_S
     wanted = [checkpoint / "state" / "0" / str(partition) / f"{version}.zip" for partition in range(PARTITIONS)]
     while not all(snapshot.exists() for snapshot in wanted):

@@ -15,7 +15,7 @@ from .support.row import Row
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Compare store requests of a snapshot and a clone at 10,000 and 10,000,000 keys; time `slackwater clone`."""
+    """Compare the store requests of a snapshot and a clone at 10,000 and 10,000,000 keys. Time `slackwater clone`."""
     num_keys = 1_000_000 if quick else 10_000_000
     small, large = (requests(str(folder / f"requests-{keys}"), keys) for keys in (10_000, num_keys))
     seconds, copied = command(bootstrap, folder, num_keys)
@@ -46,7 +46,7 @@ def command(bootstrap: str, folder: Path, num_keys: int) -> tuple[float, int]:
 
 
 def requests(root: str, num_keys: int) -> dict[str, int]:
-    """Count store requests of a pinned snapshot and of a clone, in an empty store with an app of this many keys."""
+    """Count the store requests of a pinned snapshot and of a clone, in a new store with an app of this many keys."""
     from slackwater.operations.staging.clone import clone
     from slackwater.snapshot.cut.resolve import resolve
     from slackwater.snapshot.take import snapshots

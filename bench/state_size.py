@@ -1,7 +1,7 @@
 """Batch time by size of state.
 
-`python -m bench.state_size BOOTSTRAP FOLDER ROUNDS SIZE …` runs the same batch on all sizes alternately in a fresh
-process and prints a JSON object: by size, seconds from batch to batch.
+`python -m bench.state_size BOOTSTRAP FOLDER ROUNDS SIZE …` runs the same batch on all sizes in turn, in a fresh
+process, and prints a JSON object: by size, the seconds from batch to batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .support.row import Row
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 BATCH = 100_000
-"""Rows of a batch, each with its own key. The smallest state has as many keys."""
+"""Number of rows in a batch, each with its own key. The smallest state has the same number of keys."""
 WARM_UP = 2
 MEASURED = 6
 ROUNDS = 2

@@ -1,4 +1,4 @@
-"""Stateful aggregation beside Spark's own: the same source, query and machine, alternately.
+"""Stateful aggregation beside Spark's own, in turn, with the same source, query and machine.
 
 Spark runs twice: with our source, so that only the state differs, and with its own Kafka connector.
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 BATCH = 400_000
 PRELOAD = 1_250_000
-"""Rows of a batch while the state is filled."""
+"""Number of rows per batch while the state is filled."""
 WARM_UP = 8
-"""Batches of each process that are not counted, because the JVM still compiles."""
+"""Number of batches of each process that are not counted, because the JVM still compiles."""
 MEASURED = 6
 EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"
 SIDES = ("slackwater", "spark", "connector")
@@ -41,12 +41,12 @@ SIDES = ("slackwater", "spark", "connector")
 
 @dataclass(frozen=True)
 class Case:
-    """A topic, and the speed-up over Spark that is required on it.
+    """A topic, and the speed-up over Spark that is required for it.
 
     Attributes:
         name: Name of the case, also used in the topic's name.
         keys: Number of keys; all are in the state before the first measured batch.
-        limit: Least ratio of Spark's time, with either source, to ours.
+        limit: Minimum ratio of Spark's time, with either source, to ours.
         hot: Share of all rows that have the same key; the other keys are drawn uniformly.
     """
 
@@ -93,7 +93,7 @@ def _rows(bootstrap: str, folder: Path, case: Case) -> list[Row]:
 
 
 def _compare(bootstrap: str, folder: Path, case: Case) -> Mapping[str, list[float]]:
-    """Return seconds per batch of each side, without warm-up, with all keys in the state from the start."""
+    """Return the seconds per batch of each side, without warm-up. All keys are in the state from the start."""
     topic = f"bench-flights-{case.name}"
 
     def turn(name: str, batch: int) -> list[float]:
@@ -110,7 +110,7 @@ def _compare(bootstrap: str, folder: Path, case: Case) -> Mapping[str, list[floa
 
 
 def app_of(topic: str, partitions: int = PARTITIONS) -> sw.App:
-    """Return an app that counts and sums the flights of a topic by leg, in a table of `partitions` state partitions."""
+    """Return an app that counts and sums a topic's flights by leg, in a table of `partitions` state partitions."""
     import slackwater as sw
 
     app = sw.App("bench")

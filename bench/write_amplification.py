@@ -1,12 +1,12 @@
-"""Write amplification: bytes written in all per byte flushed by batches, beside the optimum of each compaction policy.
+"""Write amplification: all bytes written per byte that batches flush, beside the optimum of each compaction policy.
 
 Measured: batches of random updates to a loaded table, written by `store.sst.writer`; after each,
 `store.compaction.merge` merges what `store.compaction.picker` picks, until nothing is due. The figure is all bytes put
 into the store over the bytes of the batches' own SSTs.
 
-Computed: from expected numbers of distinct keys alone. Of K keys, m random draws hit D(m) = K (1 - (1 - 1/K)^m)
-distinct keys, so a run that results from m draws has D(m) rows, and merging writes that many. All rows are assumed to
-have the same size.
+Computed: only from expected numbers of distinct keys. Of K keys, m random draws hit D(m) = K (1 - (1 - 1/K)^m) distinct
+keys, so a run that results from m draws has D(m) rows, and merging writes that many. All rows are assumed to have the
+same size.
 
 *Universal* guarantees fewer than `l0_trigger` runs after each batch. One of them is the loaded table, which needs no
 merge while the others are smaller. The fewest rows that a schedule of merges writes with at most k = `l0_trigger` - 2
@@ -50,7 +50,7 @@ LEVEL_1_SLOTS = 4
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Measure both policies, in under a minute. `folder` is for the cache."""
+    """Measure both policies. Takes less than a minute. `folder` is for the cache."""
     from slackwater.store.versions.manifest import Policy
 
     found = []
@@ -104,7 +104,7 @@ def universal_optimum(keys: float, draws: float, batches: int, runs: int) -> flo
 
 
 def leveled_optimum(keys: float, draws: float, batches: int, trigger: int, level_1_rows: float, slots: int) -> float:
-    """Return rows written per flushed row with levels 1 and 2; level 2 has all keys.
+    """Return the rows written per flushed row with levels 1 and 2. Level 2 has all keys.
 
     Args:
         keys: number of keys of a state partition.
@@ -140,7 +140,7 @@ class _Base:
 
 
 def _load(folder: Path) -> tuple[_Base, float]:
-    """Write a table of all keys, one run per state partition. Returns it and the average bytes per row."""
+    """Write a table of all keys, with one run per state partition. Returns it, and the average bytes per row."""
     from slackwater.store.objects.memory import MemoryStore
     from slackwater.store.read.cache import SstCache
     from slackwater.store.versions.manifest import Column, Table

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class ProtocolError(Exception):
-    """Error for a step of the caller that the protocol does not allow, which is a bug. The called object is unchanged.
+    """The caller took a step that the protocol does not allow, which is a bug. The called object is unchanged.
 
     The message names the step, the legal steps, and the actual step.
     """

@@ -11,8 +11,8 @@ from .events import ProtocolError
 class ChannelCounts:
     """Numbers of records of one channel in a global state, by partition, since the channel began.
 
-    Partitions are counted separately, because in a sum a surplus in one partition would hide a loss in another. Raises
-    `ProtocolError` if the tuples differ in length, or a number is negative.
+    Partitions are counted separately, because a sum could hide a loss in one partition behind a surplus in another.
+    Raises `ProtocolError` if the tuples differ in length, or a number is negative.
     """
 
     name: str

@@ -20,8 +20,8 @@ from .state import Effect, Phase, Role, Signal, marker_signal, records_signal, t
 class Process:
     """One stage in the protocol: it records its state at a snapshot's first marker, and forwards the marker.
 
-    It also captures in-flight records. All actions for the events of one commit belong in that commit. If the commit
-    fails, discard this object and create a process from the last successful commit.
+    The process also captures in-flight records. All actions for the events of one commit must take effect in that
+    commit. If the commit fails, discard this object and create a process from the last successful commit.
 
     Args:
         inputs: Channels that the process reads; empty for a stage that reads only users' topics.
@@ -51,8 +51,8 @@ class Process:
     def recorded(self) -> dict[str, frozenset[str]]:
         """Channels whose marker is still awaited, by id of each snapshot that is recorded and has not ended.
 
-        This is the complete state to store. A snapshot without awaited channels is finished. When a snapshot is
-        completed or cancelled, send a `SnapshotEnded` event; send it again if a late marker starts the snapshot anew.
+        Store exactly this state. A snapshot without awaited channels is finished. When a snapshot is completed or
+        cancelled, send a `SnapshotEnded` event. Send the event again if a late marker restarts the snapshot.
         """
         return {snapshot: awaited for snapshot, (_, awaited) in self._snapshots.items()}
 

@@ -1,7 +1,7 @@
 """State machine of the Chandy-Lamport protocol, as a table of transitions.
 
-Each row of the table is about one snapshot in one process. For a current phase and a signal, it has the new phase and
-the effects, in order. Snapshots are independent and may overlap. A signal without a row is illegal.
+The table maps the current phase of a snapshot in one process, and a signal, to the new phase and the effects, in order.
+Snapshots are independent and may overlap. A signal without a row is illegal.
 
 `Process` maps events to signals (`marker_signal` and `records_signal`), stores the phase, and maps effects to actions.
 """

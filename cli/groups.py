@@ -26,7 +26,7 @@ class Verb(TyperCommand):
         return super().parse_args(ctx, self._options_first(args) if any(map(_NEGATIVE.fullmatch, args)) else args)
 
     def _options_first(self, args: list[str]) -> list[str]:
-        """Move options with their values to the front, followed by `--` and the arguments."""
+        """Move options with their values to the front; `--` and the arguments follow."""
         with_value = {name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts}
         options, arguments, remaining = list[str](), list[str](), list(args)
         while remaining:

@@ -41,7 +41,7 @@ def _print_usage(error: Any, args: Sequence[str]) -> None:
 
 
 class _Verbs(Group):
-    """Group that imports its verbs on demand, prints errors of verbs, and sets the exit code."""
+    """Group that imports its verbs on demand, prints their errors, and sets the exit code."""
 
     sections = SECTIONS
 

@@ -26,7 +26,7 @@ def flag(name: str, explanation: str, *short: str) -> Any:
 
 
 def option(metavar: str | None, explanation: str, default: Any = None, *, name: str = "", **more: Any) -> Any:
-    """Return an option with a value. `name` overrides the parameter's name; `more` goes to `typer.Option`."""
+    """Return an option with a value. `name` overrides the parameter's name. `more` is passed to `typer.Option`."""
     names, is_shown = [name] if name else [], default not in (None, ..., "")
     return typer.Option(default, *names, metavar=metavar, help=explanation, show_default=is_shown, **more)
 
@@ -207,7 +207,7 @@ def parse_key_words(key: list[str]) -> tuple[str | None, ...]:
 
 
 _WIDTH = 76
-"""Maximum number of characters in a line of an example, so that the indented line fits 80 columns."""
+"""Maximum number of characters in a line of an example. The indented line then fits 80 columns."""
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 
 

@@ -1,7 +1,7 @@
 """Progress lines of a run besides its commits: the current activity, idleness, and a stop in progress.
 
-On a terminal, the progress is one live line on stderr. Elsewhere, lines are printed when an activity takes a
-second, when no records come in, and every minute after that.
+On a terminal, the progress is one live line on stderr. Elsewhere, a line is printed when an activity takes longer than
+a second, or when no records arrive; then one line per minute.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Session of a verb (settings, client, output), and the decorator that makes a command of a function."""
+"""Session of a verb (settings, client, output), and the decorator that turns a function into a command."""
 
 import inspect
 import sys
@@ -146,9 +146,9 @@ def verb(
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a command from a function whose first parameter is its `Session`. Returns the typer app.
 
-    The command gets an option for each parameter of a declaration (`**options: Unpack[…]`), listed after its own
-    options unless `declared_first`. In place of the session it gets the shared options: --json; --store and --kafka
-    with `store` and `kafka`; --message with `changes`, for the log of operations; --log-format with `runs_long`. If the
+    The command gets an option for each parameter of a declaration (`**options: Unpack[…]`), listed after the function's
+    own options unless `declared_first` is set. The session becomes the shared options: --json; --store and --kafka with
+    `store` and `kafka`; --message with `changes`, for the log of operations; --log-format with `runs_long`. If the
     function has a parameter `yes_really` and the app is protected, the user is asked for the app's name, and the
     function is called a second time with that name. The help ends with `examples`. `parent` is the group that the
     command belongs to. `is_group_command` makes it the group's own command. `name` overrides the function's name.

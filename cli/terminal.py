@@ -3,8 +3,8 @@
 Results go to stdout; errors, notes and progress go to stderr, so that stdout can always be parsed or piped.
 
 All output is lines, and each line goes through `printable`. Line breaks, colours and control characters come only from
-this module and from rich, and rich draws only text that was made printable before. A test checks that nothing else in
-the package writes to stdout or stderr.
+this module and from rich; rich draws only text that went through `printable`. A test checks that no other module of the
+package writes to stdout or stderr.
 """
 
 import logging
@@ -33,7 +33,7 @@ QUOTED = "  | "
 """Prefix of each line of quoted text, such as a query or the end of a log."""
 
 _MAX_WRITE_CHARACTERS = select.PIPE_BUF // 4
-"""Maximum characters per write, each of up to four bytes: a pipe takes such a write as a whole or not at all."""
+"""Maximum characters per write, each of up to four bytes: a pipe accepts such a write as a whole or not at all."""
 
 _BUG = "this is a bug in slackwater, not something you did"
 _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
@@ -259,7 +259,7 @@ def _console(stderr: bool) -> "Console":
 
 
 def _write(text: str, stderr: bool) -> None:
-    """Write text in pieces that a pipe accepts whole: unbuffered Python does not notice a partial write."""
+    """Write text in pieces that a pipe accepts whole, because unbuffered Python does not detect a partial write."""
     stream: TextIO = sys.stderr if stderr else sys.stdout
     if stream.encoding and stream.encoding.lower() not in ("utf-8", "utf8"):
         # Some terminals cannot encode all characters of the output.

@@ -58,8 +58,8 @@ _NO_KEY: object = object()
 class StoredApp(AppFailover):
     """An app in a store, running or not.
 
-    If the store or Kafka does not answer, methods that change the app raise `Unavailable`. The same call again
-    finishes the operation.
+    If the store or Kafka does not answer, methods that change the app raise `Unavailable`. A repeated call finishes the
+    operation.
     """
 
     def retry(self, stage: str = "", *, dry_run: bool = False) -> Result:
@@ -207,21 +207,21 @@ class StoredApp(AppFailover):
         on_progress: Callable[[str], None] = lambda _doing: None,
         **options: Unpack[RepairOptions],
     ) -> Result:
-        """Take records out of the past of the keys that they touched, or put others in their place.
+        """Remove or replace records in the past of their keys, as if the app had never read them.
 
         Args:
-            drop: locations of records to take out, as `bisect` and `why` print them: `topic[partition]@offset`.
-            replace: records to put in the place of others: by location, the value, or a file with it.
-            code: the file of the program that ran; default: the one in the settings.
+            drop: locations of records to remove, as printed by `bisect` and `why`: `topic[partition]@offset`.
+            replace: new values of records, by location: a value, or a file with the value.
+            code: the file of the program that ran; default: the program in the settings.
             on_progress: called with a line about the current step.
 
         Raises:
             Usage: neither records nor `undo` are given, or both; a location is malformed, or no Kafka is configured.
-            NotFound: no stage has read a record since then, the versions that did were collected, or there is nothing
-                to undo.
-            Refused: a key's row depends on more than its records, the program is no function of its input, sinks got
-                rows that cannot be corrected or would refuse the corrected ones, too many keys are touched, or the app
-                did not come to rest in time.
+            NotFound: no stage has read a record since `since`, the versions that read it were collected, or there is no
+                repair to undo.
+            Refused: a key's row depends on more than its records, the program is not deterministic, sinks have
+                published rows that cannot be corrected, a sink would refuse corrected rows, too many keys are affected,
+                or the stages did not read all channels in time.
         """
         self._check_allowed("to repair it", options)
         since = self.at(options["since"]).versions if options["since"] else {}
@@ -240,7 +240,7 @@ class StoredApp(AppFailover):
         Args:
             keys: a table's name, if `key` is given; or a mapping from tables to their keys; or a list of `TABLE=KEY`,
                 as on the command line.
-            key: the key in that table, as `get` takes it; a tuple for several key columns.
+            key: the key in that table, in a form that `get` takes; a tuple for several key columns.
             on_progress: called with a line about the current step.
 
         Raises:
@@ -378,18 +378,18 @@ class StoredApp(AppFailover):
         dry_run: bool = False,
         on_progress: Callable[[str], None] = lambda _doing: None,
     ) -> Result:
-        """Show what the app's input archives hold; with `since`, first fill them from Kafka.
+        """Show the contents of the app's input archives; with `since`, first fill the archives from Kafka.
 
         Args:
-            since: archive what the app read since this moment, as `at` takes it, or since `"beginning"`; None fills
-                nothing.
+            since: archive the records read since this moment, in a form that `at` takes, or since `"beginning"`; None
+                archives nothing.
             dry_run: only show what would be added.
             on_progress: called with a line about the current step.
 
         Raises:
             Usage: the moment is malformed or of another app, or no Kafka is configured.
             NotFound: the app or the moment does not exist.
-            Refused: Kafka denies reading, or deletes records before they are read; the same call again resumes.
+            Refused: Kafka denies reading, or deletes records before they are read; a repeated call resumes.
         """
         from ..operations.maintenance.archive_fill import TopicFilled, fill
 

@@ -40,10 +40,10 @@ def open_tail(
     master: str | None = None,
     spark_conf: Mapping[str, str] | None = None,
 ) -> Iterator[Tail]:
-    """Yield a `Tail`, which follows a Spark query by its checkpoint, with a local Spark, or the topic `kafka:TOPIC`.
+    """Yield a `Tail`: a follower of a Spark query's checkpoint (with a local Spark), or of the topic `kafka:TOPIC`.
 
     Raises `Usage` for an invalid name of the app or stage, `NotFound` without a checkpoint or topic, and `Refused` for
-    state that cannot be carried over.
+    state that cannot be converted.
     """
     folder, by = folder_of(client.store, app), f"{socket.gethostname()}:{os.getpid()}"
     if source.startswith(TOPIC_PREFIX):
@@ -96,7 +96,7 @@ def attach_batches(client: Backends, tail: Tail, on_version: "Callable[[Result],
 
 
 def request_adoption(*details: Any) -> "AdoptionRequest":
-    """Return an `AdoptionRequest` with the given fields. Raises `Usage` for an invalid stage name."""
+    """Return an `AdoptionRequest` with these fields. Raises `Usage` for an invalid stage name."""
     require_extras("spark", "reading a checkpoint")
     # Importing PySpark takes a second or two.
     from ..operations.from_spark.adopt.adopting import AdoptionRequest

@@ -91,7 +91,7 @@ class Backends:
         return channels.with_archives(self.store, app) if channels is not None and app else channels
 
     def require_channels(self, what_for: str, app: str = "") -> "KafkaChannels":
-        """Return the topics of an app. Without Kafka, raises `Usage` for the purpose `what_for`."""
+        """Return the topics of an app. Without Kafka, raises `Usage`; `what_for` names the purpose in the message."""
         channels = self.channels_of(app)
         if channels is None:
             raise _no_kafka(what_for)
@@ -103,7 +103,7 @@ class Backends:
 
     @contextmanager
     def channels_for_clone(self, app: str, *, must_check_offsets: bool) -> "Iterator[KafkaChannels]":
-        """Yield the topics of an app that is to be cloned; if no Kafka is configured, a stub.
+        """Yield the topics of an app from which a clone is created; if no Kafka is configured, a stub.
 
         The stub does not check that topics still have the offsets at which the clone continues. At the end, a note
         names the unchecked topics. The stub raises `Usage` if the clone needs topics of its own, or if
@@ -125,7 +125,7 @@ class Backends:
     def program_path(self, app: str, code: str | Path | None, what_for: str, example_path: str = "FILE.py") -> str:
         """Return the path of an app's program: `code`, or the path in the settings.
 
-        Raises `Usage` if there is neither: `what_for` continues the sentence "no program given …", and the hint names
+        Raises `Usage` without both: `what_for` continues the sentence "no program given …", and the hint names
         `example_path`.
         """
         file = str(code) if code is not None else self.settings.programs.get(app)
@@ -135,7 +135,7 @@ class Backends:
         return file
 
     def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
-        """Print a note that gc removed the moment of `ref`, with the moment that is read instead.
+        """Print a note if gc removed the moment of `ref`. The note names the moment that is read instead.
 
         Prints nothing if `thinned` is None.
         """
@@ -217,7 +217,7 @@ def split_stage_name(text: str, noun: str = "stage") -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class OtherTable:
-    """A table of an app, `APP/TABLE@MOMENT`, to compare with; never a file with this name."""
+    """Table of an app, `APP/TABLE@MOMENT`, for a comparison. Never the name of a file."""
 
     ref: str
 

@@ -85,7 +85,7 @@ class Client(Backends, Displayable):
         return StoredApp(self, folder_of(self.store, name), name)
 
     def moment(self, ref: str, participle: str) -> "Moment":
-        """Return the moment of a ref. `participle`, such as "read", completes the notes that are printed."""
+        """Return the moment of a ref. `participle`, such as "read", completes printed notes."""
         from .moment import Moment
 
         return Moment.from_ref(self, replace_name_by_folder(self.store, ref), participle)
@@ -140,9 +140,9 @@ class Client(Backends, Displayable):
     ) -> "Result":
         """Import the batches of a Spark query's checkpoint, or the records of a topic, into an app.
 
-        The query or the writer of the topic may be running: nothing is written to its data. A second call continues,
-        and `slackwater attach` follows the source continuously. Batches that Spark cleaned up before they were read
-        become one version.
+        The query or the topic's writer may be running, because its data is only read. A second call continues, and
+        `slackwater attach` follows the source continuously. Batches that Spark removed before they were read become one
+        version.
 
         Args:
             source: a checkpoint: a folder, or any path that Spark reads; or a compacted topic, `kafka:TOPIC`.
@@ -157,7 +157,7 @@ class Client(Backends, Displayable):
         Raises:
             Usage: a name or a format is malformed.
             NotFound: there is no checkpoint or topic, or the checkpoint has no batch.
-            Refused: the state cannot be carried over, with the reason; or the stage belongs to another source.
+            Refused: the state cannot be converted, with the reason; or the stage belongs to another source.
         """
         from .attaching import attach_batches, open_tail
 
@@ -190,7 +190,7 @@ class Client(Backends, Displayable):
             stage: the stage that the query becomes.
             app: the app's name; default the program's.
             from_batch: continue from the end of this batch; default the newest.
-            offsets: start offsets by topic, for topics that the query's offsets do not cover.
+            offsets: start offsets by topic, for topics without an offset in the query.
             attached: an app that followed the query with `attach`; the stage takes over that app's history, too.
             master: master of the Spark that reads; default all cores of this machine.
             spark_conf: settings of that Spark.
@@ -256,7 +256,7 @@ class Client(Backends, Displayable):
         return TOKENS.all(self.store)
 
     def digest_of(self, token: str) -> str:
-        """Return the digest under which the store keeps a token."""
+        """Return the digest with which the store identifies a token."""
         from ..operations.maintenance.tokens import digest
 
         return digest(token)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..pipeline.kafka.channels import KafkaChannels
 
 CopyProgress = Callable[[int, int], None]
-"""Function of two counts: the number of SSTs copied so far, and the number of all SSTs to copy."""
+"""Function of two numbers: copied SSTs, and all SSTs to copy."""
 
 
 @check_method_arguments

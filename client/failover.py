@@ -92,7 +92,7 @@ class AppFailover(AppReleases):
         Each stage gets a version under the next epoch, with the state of the replica's cut and its in-flight records.
 
         Args:
-            offsets: next offset by partition, `"TOPIC[0]"`, with the topic names that the app declares; replaces the
+            offsets: next offset by partition, `"TOPIC[0]"`, with the topic names that the app declares. Overrides the
                 detected offset.
             as_it_is: copy no newer versions from the original store.
             dry_run: only show what is lost, in seconds and offsets, and where topics continue.

@@ -116,9 +116,9 @@ class AppHistory(NewestMomentMethods):
         """Return a moment of the app: consistent over all stages, and fixed once returned.
 
         Args:
-            moment: text that may follow the `@` of a ref: a snapshot's name, a span back (`-5m`; s, m, h, d), a time
-                in ISO form (local without a zone), `~3` for three data commits back, `now`; or a datetime. A whole
-                ref, as `log` and `bisect` print it, works too.
+            moment: text after the `@` of a ref: a snapshot's name, a span back (`-5m`; s, m, h, d), a time in ISO form
+                (local without a zone), `~3` for three data commits back, or `now`. A datetime, and a whole ref as
+                printed by `log` and `bisect`, are accepted, too.
             stage: the stage whose commits `moment` refers to; with a stage, `moment` may also be a version, `v42`.
 
         Raises:
@@ -317,10 +317,10 @@ class AppHistory(NewestMomentMethods):
         on_progress: Callable[[str], None] = lambda _doing: None,
         **options: Unpack[WhyOptions],
     ) -> RowAnswer:
-        """Return the records that made a key's row as it is at a moment, over all stages and versions.
+        """Return the records that made a key's row at a moment, from all stages and versions.
 
-        Replays the batches that wrote the row, and the upstream batches whose rows went into it, on a local Spark, and
-        compares each replay with the commit. If records are not known (deleted input, a nondeterministic program, a row
+        Replays the batches that wrote the row, and the upstream batches whose rows went into the row, on a local Spark.
+        Compares each replay with the commit. If records are unknown (deleted input, a nondeterministic program, a row
         older than the history), `unknown` gives the reason.
 
         Args:
@@ -386,8 +386,8 @@ class AppHistory(NewestMomentMethods):
             table: a table of the app; the result has its present columns.
             time: the label column with the time: a timestamp, in UTC without a zone, or a date.
             on: name of the label column, by key column of the table. Default: the same name.
-            by: `commit` reads the newest version committed at the time or before, `watermark` the newest version whose
-                watermark was not past it.
+            by: `commit` reads the newest version committed at or before the time; `watermark` reads the newest version
+                whose watermark is at or before the time.
 
         Returns:
             The labels' columns; `asof_version` (the version read; 0 before the first, null if it is not stored);
@@ -456,7 +456,7 @@ class AppHistory(NewestMomentMethods):
             at: the moment of `table`, in the forms that the method `at` takes.
             code: as for `reconcile`.
             on_progress: as for `reconcile`.
-            bounds: limits of the condition `where`, for SQL of others; None for none.
+            bounds: limits of the condition `where`, for an untrusted user; None for no limits.
 
         Raises:
             NotFound: the app, the table, the moment or the record's topic does not exist.
@@ -490,8 +490,8 @@ class AppHistory(NewestMomentMethods):
     ) -> Bisection:
         """Find the first commit, of any stage, at which the state is wrong.
 
-        Exactly one of `where`, `check`, `python` and `run` tells bad moments from good ones. A condition applies to the
-        rows of one table or to their aggregates; a `check` that is NULL holds.
+        Exactly one of `where`, `check`, `python` and `run` distinguishes bad from good moments. A condition applies to
+        the rows of one table or to their aggregates; a `check` that is NULL holds.
 
         Args:
             python: a function that gets a DuckDB connection with the tables as views, and returns True for a good
@@ -499,8 +499,8 @@ class AppHistory(NewestMomentMethods):
             run: a shell command that gets the moment as the DuckDB file `$SLACKWATER_DB`, and its ref as
                 `$SLACKWATER_REF`; exit code 0 is good, 125 skips, any other code below 128 is bad.
             code: the file of the program that ran, to replay the bad commit on a local Spark: this finds the cause
-                (`Bisection.cause`) and, if there is one, the input record (`Bisection.record`). A list that also
-                has the file of the program before a deploy compares the two programs.
+                (`Bisection.cause`) and, if there is one, the input record (`Bisection.record`). If the list also has
+                the file of the program before a deploy, the two programs are compared.
             on_step: called with each evaluation.
 
         Raises:
@@ -524,7 +524,7 @@ class AppHistory(NewestMomentMethods):
         return Bisection(verdict, good_moment, bad_moment, explanation.named_record_path, explanation.cause)
 
     def search(self, predicate: Predicate, **how: Any) -> Verdict:
-        """Search for the first bad commit with any predicate. `how` has the other arguments of `search.bisect`.
+        """Search for the first bad commit with any predicate. `how` has the remaining arguments of `search.bisect`.
 
         Refs in `how` must include the app's name.
         """

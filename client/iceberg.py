@@ -40,7 +40,7 @@ def record_export(client: Backends, app: str, ref: str, root: str, tables: Seque
 
 
 def check_ref_is_relative(client: Backends, ref: str) -> None:
-    """Raise `Usage` for a ref that will always name the same moment, such as a snapshot or a version."""
+    """Raise `Usage` for a ref that always names the same moment, such as a snapshot or a version."""
     if not parse_ref(replace_name_by_folder(client.store, ref), now_ms=instants.now_ms()).is_relative:
         raise Usage(
             f"{ref!r} always names the same moment, so there is nothing to keep up to date",

@@ -101,7 +101,7 @@ class Moment(Displayable):
 
     @property
     def cut(self) -> Cut:
-        """Manifests of the moment. Their SSTs lack the keys that this process knows to be forgotten."""
+        """Manifests of the moment. Their SSTs lack keys that this process knows to be forgotten."""
         index = forgotten.cached_index(self._client.store, self._cut.app, at_least=None)
         if index is not self._forgotten_index:
             self._cut, self._forgotten_index = apply_known_forgets(self._client.store, self._cut), index
@@ -114,7 +114,7 @@ class Moment(Displayable):
 
     @property
     def versions(self) -> dict[str, int]:
-        """Version of each stage, upstream first; stages without a version are left out."""
+        """Version of each stage, upstream first. Stages without a version are left out."""
         return self.cut.versions
 
     @property
@@ -124,7 +124,7 @@ class Moment(Displayable):
 
     @property
     def thinned_out(self) -> Thinned | None:
-        """Requested time, and time of the moment that is used instead, if gc removed the requested one; else None."""
+        """Requested time, and time of the moment used instead, if gc removed the requested moment; else None."""
         return self.cut.thinned
 
     @property
@@ -135,10 +135,10 @@ class Moment(Displayable):
     def query(self, sql: str) -> duckdb.DuckDBPyRelation:
         """Query the tables with DuckDB SQL and return a relation: `.df()`, `.arrow()`, `.pl()`, `.filter(…)`.
 
-        The rows are computed immediately and held in memory by a connection of their own: the relation stays valid
-        independently of this moment, and operations on it do not touch the store. `FROM inflight('CHANNEL')` reads
-        in-flight records, `FROM carriers AT '-1h'` a table at another moment, and `FROM versions('carriers', '-1h')` a
-        table at each version of the last hour; relative times count from now.
+        The rows are computed immediately and held in memory by a separate connection. So the relation stays valid
+        independently of this moment, and operations on the relation do not access the store. `FROM inflight('CHANNEL')`
+        reads in-flight records, `FROM carriers AT '-1h'` a table at another moment, and `FROM versions('carriers',
+        '-1h')` a table at each version of the last hour; relative times count from now.
 
         Raises:
             Usage: the SQL is wrong or is not read-only, reads in-flight records and no Kafka is configured, or reads
@@ -409,9 +409,9 @@ class Moment(Displayable):
         return retry_if_forgotten(client.store, self._cut.app, read)
 
     def first_rows(self, table: str, limit: int = 100, *, start: int | None = None) -> FirstRows:
-        """Return the first `limit` rows of a table in stored order, beginning at the key hash `start`.
+        """Return the first `limit` rows of a table in stored order, from the key hash `start` on.
 
-        Reads little more than these rows, however large the table is. Raises `NotFound` for an unknown table.
+        Reads little more than these rows, regardless of the table's size. Raises `NotFound` for an unknown table.
         """
         from ..snapshot.query.columns import FIRST_HASH, first_rows
 
@@ -559,9 +559,9 @@ class Bisection(Displayable):
     bad: Moment
     """First bad moment, right after the bad commit."""
     record: RecordPath | None = None
-    """Input record that made the state bad, and how it was found; None if unknown, or if no record is the cause."""
+    """Input record that made the state bad, with the evidence; None if unknown, or if no record is the cause."""
     cause: Cause = field(default_factory=_not_replayed)
-    """Cause of the bad commit: its class, a flag that is true if a replay proves it, the records, and the evidence."""
+    """Cause of the bad commit: its class, True if a replay proves it, the records, and the evidence."""
 
     @property
     def stage(self) -> str:

@@ -60,7 +60,7 @@ def explain_verdict(
     """Find the cause of a bisect's verdict, from the store or by replays with the programs in `codes`.
 
     An error of a replay is not raised, because the commit is already known; it becomes the reason why the cause is
-    unknown. A note names anything that a replay lacks. If `codes` is None, nothing is replayed.
+    unknown. A note names missing requirements of a replay. If `codes` is None, no batch is replayed.
     """
     try:
         if (queried := find_queried_records(verdict)) is not None:
@@ -102,7 +102,7 @@ def cause_without_replay(client: Backends, verdict: Verdict) -> Cause:
 
 
 def replay_programs(client: Backends, verdict: Verdict, codes: ProgramFiles) -> ProgramFiles:
-    """Return the program files to replay with: `codes`, or else the file in the settings, if any."""
+    """Return the program files for replays: `codes`, or else the file in the settings, if any."""
     configured = client.settings.programs.get(verdict.app)
     return codes or ([configured] if configured is not None else [])
 

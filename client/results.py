@@ -144,12 +144,12 @@ class RowAnswer(Displayable):
 
     @property
     def minimal(self) -> MinimalRecords | None:
-        """Smallest set of records that gives the row; None if not requested, or not known."""
+        """Smallest set of records that gives the row; None if not requested, or if unknown."""
         return self.full_explanation.minimal
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Reasons why `records` may be incomplete or have too many records; empty if it is exact."""
+        """Reasons why `records` may lack records or have too many; empty if `records` is exact."""
         return tuple(
             f"{version.name}: {version.unknown}" for version in self.full_explanation.versions if version.unknown
         )
@@ -163,7 +163,7 @@ class RecordImpact(Displayable):
     """Rows and copies that a record reached."""
 
     full_impact: Impact
-    """Reached rows, sent rows, snapshots and clones; versions that read the record; and missing facts."""
+    """Reached rows, sent rows, snapshots and clones; versions that read the record; and reasons for missing facts."""
 
     @property
     def rows(self) -> tuple[ReachedRow, ...]:

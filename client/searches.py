@@ -1,6 +1,6 @@
 """Searches of `slackwater bisect`, saved per app in a local file; reports; and the evaluation of invariants.
 
-The user continues a manual search by the next command. After its end, any search can be shown, or printed as a log.
+The next command of the user continues a manual search. A finished search can be shown, or printed as a log.
 """
 
 import re

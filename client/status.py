@@ -68,7 +68,7 @@ def stages(client: Backends, app: str, cut: Cut | None, *, seen: Mapping[str, in
     """Return the status of an app's stages at the moment `cut`, as data for JSON; without `cut`, now.
 
     Without `cut`, the end offsets of topics are read from Kafka, and `waiting` has the progress of each snapshot's
-    markers. `seen` has versions of stages that were the newest a short time ago, which saves requests.
+    markers. `seen` has recent newest versions of stages, which saves requests.
     """
     if cut is not None:
         return {"now": False, "stages": stages_at(cut), "waiting": ()}

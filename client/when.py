@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def moment_text(moment: When) -> str:
     """Return a moment as the text that follows the `@` of a ref.
 
-    A `timedelta` is a span back from now, even if it is negative.
+    A `timedelta` is a span before now, regardless of its sign.
     """
     if isinstance(moment, timedelta):
         # Less than a millisecond is now.

@@ -39,9 +39,9 @@ class Param:
     option: str = ""
     """Name of the command line option. If empty, it is the parameter's name in the singular, without its unit."""
     pair: str = ""
-    """Example of one item, such as `old=new`, if each item is entered as a pair; else empty."""
+    """Example of an item that is entered as a pair, such as `old=new`; empty if items are not pairs."""
     limits: Mapping[str, Any] = field(default_factory=dict)
-    """Limits of the value over HTTP, as arguments of `msgspec.Meta`; `each` limits the items of a list."""
+    """Limits of the value over HTTP, as arguments of `msgspec.Meta`. The entry `each` limits the items of a list."""
 
 
 def param_of(parameter: inspect.Parameter) -> Param | None:
@@ -145,9 +145,9 @@ _MINIMUMS = {"limit": 0, "points": 1}
 def check_arguments(function: F, *, declares: bool = True) -> F:
     """Wrap a function so that an argument of a wrong type raises `Usage` with a clear message.
 
-    With `declares`, the function runs before the check, because its own messages are better and it checks its numbers
-    itself. If the function takes `**options: Unpack[…]`, the wrapper passes every option, with defaults for omitted
-    options, and adds their help texts to the docstring.
+    With `declares`, types are checked only after the function raised an error or returned, because the function's own
+    messages are better. If the function takes `**options: Unpack[…]`, the wrapper passes every option, with defaults
+    for omitted options, and adds their help texts to the docstring.
     """
     declared = declared_parameters(function)
     signature = inspect.signature(function)

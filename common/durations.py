@@ -32,7 +32,7 @@ _SPAN = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 
 
 def parse_ms(subject: str, text: object, *, bare_seconds: bool = False) -> int:
-    """Parse a duration into milliseconds, rounded. Units are case-insensitive; `m` means minutes.
+    """Parse a duration into milliseconds, rounded. `m` means minutes. Units are case-insensitive.
 
     With `bare_seconds`, a number without a unit is in seconds. Raises `Usage`, with a message that begins with
     `subject`, if the text is no duration, or the duration exceeds 10^9 days.

@@ -18,7 +18,7 @@ def install_command(*extras: str, repository: str = REPOSITORY) -> str:
 
 
 def install_source(repository: str = REPOSITORY) -> str:
-    """Return a phrase for the source from which `install_command` installs."""
+    """Return the source from which `install_command` installs, as a phrase for messages."""
     return "from PyPI" if repository else "in a clone of the repository (no release is on PyPI yet)"
 
 
@@ -40,7 +40,7 @@ def action(version: str, repository: str = REPOSITORY) -> str:
 
 
 def with_absolute_links(page: str, repository: str = REPOSITORY) -> str:
-    """Return a page with absolute links: relative links to files and pictures become links to the repository.
+    """Return a page in which relative links to files and pictures are replaced by links to the repository.
 
     PyPI shows the page without the repository's other files.
     """

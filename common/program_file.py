@@ -28,7 +28,7 @@ def load_module(path: str | Path) -> ModuleType:
 
 
 def load_function(code: str, meaning: str, load: Callable[[str], ModuleType] = load_module) -> Callable[..., Any]:
-    """Load the function that `FILE:FUNCTION` names; `meaning` is the hint, which says what it is for.
+    """Load the function that `FILE:FUNCTION` names. `meaning` is the hint of the error: the function's purpose.
 
     Raises `Usage` and `NotFound`, and the errors of `load`.
     """

@@ -178,7 +178,7 @@ def sleep(seconds: float) -> None:
 
 
 def lock() -> Lock:
-    """Return a new lock. A lock created by the import of a module must not be held during calls of this module."""
+    """Return a new lock. Do not hold a lock that was created during an import while calling this module."""
     return _current.lock()
 
 

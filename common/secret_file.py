@@ -13,18 +13,18 @@ class SecretFile:
     """File with a secret as its only content. A line break at its end is not part of the secret."""
 
     def __init__(self, path: str, purpose: str, setting: str) -> None:
-        """`purpose` and `setting` are named in errors: what the secret is, and the setting that names the file."""
+        """`purpose` (the purpose of the secret) and `setting` (the setting with the path) are named in errors."""
         self._path, self._purpose, self._setting = Path(path), purpose, setting
         self._stamp: tuple[int, int, int] | None = None
         self._secret = ""
         self.unread = ""
-        """Sentence that explains why the file's present content is not in use; empty if it is."""
+        """Sentence that explains why the file's present content is not used; empty if it is used."""
 
     def read(self) -> str:
         """Return the secret, read again if the file has changed.
 
-        While the file is absent or empty, as during a careless replacement, the last secret stays. Raises `Refused` if
-        there is none.
+        While the file is absent or empty, as during a non-atomic replacement, returns the last secret. Raises `Refused`
+        if no secret was ever read.
         """
         try:
             self._read()

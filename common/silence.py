@@ -12,7 +12,7 @@ _log = logging.getLogger("slackwater")
 
 
 def address_hint(setting: str) -> str:
-    """Return a hint to check the server, and its address in `setting`; empty if there is no setting."""
+    """Return a hint to check the server, and the server's address in `setting`; empty without a setting."""
     return f"check that it is running, and its address in {setting}" if setting else ""
 
 

@@ -15,16 +15,15 @@ from ..errors import NotFound, Usage
 
 
 def nearest_hint(word: str, choices: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown word: `; the nearest is 'hourly'`; empty without a match."""
+    """Return a suggestion to append to an error about an unknown word: `; the nearest is 'hourly'`; empty if none."""
     matches = get_close_matches(word, tuple(choices), n=1, cutoff=0.4)
     return f"; the nearest is {matches[0]!r}" if matches else ""
 
 
 def check_whole(subject: str, value: object, minimum: int, maximum: int | None = None, *, hint: str = "") -> int:
-    """Return the value if it is a whole number within the limits (also of numpy); a maximum of None is no limit.
+    """Return the value if it is a whole number (Python's or numpy's) from `minimum` to `maximum`; None is no limit.
 
-    Otherwise raises `Usage`, with a message that begins with `subject`. The hint is `hint`, unless a better hint is
-    known.
+    Otherwise raises `Usage`, with a message that begins with `subject` and ends with `hint` or a more specific hint.
     """
     if isinstance(value, Integral) and not isinstance(value, bool) and _is_within(int(value), minimum, maximum):
         return int(value)

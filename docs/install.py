@@ -1,4 +1,4 @@
-"""Update the installation command in pages and examples, and the project's URLs in pyproject.toml.
+"""Update the installation commands in pages and examples, and the project's URLs in pyproject.toml.
 
 .venv/bin/python -m docs.install        # after a change of REPOSITORY in common/install.py
 """

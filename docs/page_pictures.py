@@ -48,7 +48,7 @@ PATIENCE_MS = 120_000
 
 
 def answers(url: str) -> bool:
-    """Return whether the server answers."""
+    """Return True if the server answers."""
     try:
         with urllib.request.urlopen(f"{url}/healthz", timeout=2):  # noqa: S310  our own server
             return True
@@ -84,7 +84,7 @@ def keep(page: Page, name: str) -> None:
 
 
 def main() -> None:
-    """Run the demo's app once, and take pictures of the page."""
+    """Run the demo's app once, and take the pictures of the page."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with servers():
         feed("--end", str(CALM))

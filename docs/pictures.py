@@ -1,9 +1,9 @@
-"""Draw the pictures of `docs/images`: what the verbs print on a terminal, from a run of the flights example.
+"""Draw the pictures in `docs/images`: the terminal output of verbs, from a run of the flights example.
 
     .venv/bin/python docs/pictures.py        # `make test` or `make demo` makes .venv
 
-Every output is real: each command runs on its own terminal (a pty), and its output is drawn. The servers
-and their data are in a temporary folder, which is deleted afterwards.
+Every output is real: each command runs on its own terminal (a pty), and its output is drawn. The servers and their data
+are in a temporary folder, which is deleted afterwards.
 """
 
 import fcntl
@@ -40,13 +40,13 @@ WORST = "SELECT carrier, worst FROM carriers ORDER BY worst DESC LIMIT 3"
 TOO_LATE = "SELECT carrier FROM carriers WHERE worst > 24 * 60"
 
 TOUR = re.compile(r"carrier +flights|[a-z]+ v\d+ is the first bad|flights\[\d\]@\d+ is|record ")
-"""First lines of the paragraphs that the picture of the tour has."""
+"""First lines of the paragraphs in the picture of the tour."""
 
 console = Console(stderr=True, highlight=False)
 
 
 def on_terminal(command: tuple[str, ...]) -> str:
-    """Run a command on a terminal, and return all that it writes to stdout, with control sequences."""
+    """Run a command on a terminal. Returns everything that it writes to stdout, with control sequences."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
@@ -70,7 +70,7 @@ def _read(terminal: int) -> bytes:
 
 
 def shot(*command: str) -> Text:
-    """Run a command, and return it as a user would type it, with its output."""
+    """Run a command, and return it as a user types it, with its output."""
     console.print(f"  {shlex.join(command)}")
     typed = " ".join(f'"{word}"' if re.search(r"[\s*>]", word) else word for word in command)
     return Text.assemble(("$ ", "bold green"), (typed, "bold"), "\n", Text.from_ansi(on_terminal(command).rstrip()))
@@ -115,7 +115,7 @@ def feed(*words: str) -> None:
 
 
 def flights_seen() -> int:
-    """Return how many flights are counted in the totals by carrier."""
+    """Return the number of flights that are counted in the totals by carrier."""
     found = subprocess.run(
         ["slackwater", "query", "flights", "SELECT sum(flights)::BIGINT AS n FROM carriers", "--json"],
         capture_output=True,
@@ -130,18 +130,18 @@ def inputs() -> list[dict[str, Any]]:
 
 
 def flights_sent() -> int:
-    """Return how many flights are in the topic."""
+    """Return the number of flights in the topic."""
     return sum(sum(source["ends"] or ()) for source in inputs() if source["topic"] == "flights")
 
 
 def caught_up() -> bool:
-    """Return whether every stage of the app has read all its input."""
+    """Return True if every stage of the app has read all of its input."""
     found = inputs()
     return bool(found) and all(source["lag"] == 0 for source in found)
 
 
 def wait_until(what: str, done: Callable[[], bool]) -> None:
-    """Wait until `done` returns true; exits after a deadline."""
+    """Wait until `done` returns true. Exits after a deadline."""
     console.print(f"  waiting until {what}")
     deadline = time.monotonic() + PATIENCE_S
     while not done():
@@ -152,7 +152,7 @@ def wait_until(what: str, done: Callable[[], bool]) -> None:
 
 @contextmanager
 def running(*command: str) -> Iterator[None]:
-    """Run a command in the background; interrupt it at the end as Ctrl-C does."""
+    """Run a command in the background. At the end, it is interrupted as by Ctrl-C."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             yield

@@ -42,7 +42,7 @@ input = { flights = "30d" }
 
 @contextmanager
 def recording() -> Iterator[Path]:
-    """Yield a working folder that has only the program; processes see the user and host names defined above."""
+    """Yield a working folder that has only the program. Processes see the user and host names defined above."""
     with tempfile.TemporaryDirectory() as modules:
         (Path(modules) / "sitecustomize.py").write_text(f"import socket\nsocket.gethostname = lambda: {HOST!r}\n")
         os.environ |= {"PYTHONPATH": modules, "LOGNAME": USER, "SLACKWATER_STORE": str(FOLDER / "store")}

@@ -1,10 +1,10 @@
-"""Build the documentation as a site: the README, the pages of `docs`, and the files they link to.
+"""Build the documentation as a site: the README, the pages of `docs`, and the files to which they link.
 
     make docs          # into build/docs/site
-    make docs-serve    # show it, anew after each change
+    make docs-serve    # show it, and build it again after each change
 
-Zensical reads a folder of symbolic links to them, laid out as the repository is, so that each link leads to the same
-page here and there. The navigation is the table of the README's section "Documentation".
+Zensical reads a folder of symbolic links to these files. It has the structure of the repository, so that each link
+leads to the same page in both places. The navigation is the table of the README's section "Documentation".
 """
 
 import json
@@ -54,7 +54,7 @@ custom_fences = [{{ name = "mermaid", class = "mermaid", format = "pymdownx.supe
 """
 _CSS = "extra.css"
 _COPIED = ".highlight .gp, .highlight .go { user-select: none; }"
-"""Style of console blocks: a copy of such a block has the commands, without prompts and outputs."""
+"""Style of console blocks, whose copies have only the commands, without prompts and outputs."""
 
 
 def prose(page: Path) -> str:
@@ -63,7 +63,7 @@ def prose(page: Path) -> str:
 
 
 def links(page: Path) -> Iterator[tuple[str, Path, str]]:
-    """Yield the text, the file and the anchor of each link to a file of the repository."""
+    """Yield the text, the file and the anchor of each link to one of the repository's files."""
     for text, target in _LINK.findall(prose(page)):
         if "://" not in target:
             path, _, anchor = target.partition("#")
@@ -71,7 +71,7 @@ def links(page: Path) -> Iterator[tuple[str, Path, str]]:
 
 
 def navigation() -> dict[str, dict[str, Path]]:
-    """Return the pages of each group by title. A page that the README does not list follows its parent page."""
+    """Return the pages of each group, by title. A page that the README does not list follows its parent page."""
     groups: dict[str, dict[str, Path]] = {}
     table = README.read_text(encoding="utf-8").partition("\n## Documentation\n")[2].partition("\n## ")[0]
     listed = {ROOT / target for _, target in _LINK.findall(table)}
@@ -88,7 +88,7 @@ def navigation() -> dict[str, dict[str, Path]]:
 
 
 def prepare(folder: Path) -> Path:
-    """Write the configuration and the links to all pages into a folder. Returns the configuration's path."""
+    """Write the configuration, and links to all pages, into a folder. Returns the configuration's path."""
     for file in {*PAGES, *(path for page in PAGES for _, path, _ in links(page))}:
         link = folder / "pages" / file.relative_to(ROOT)
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def prepare(folder: Path) -> Path:
 
 
 def command(folder: Path, *words: str) -> list[str | Path]:
-    """Return the command that runs zensical on the prepared folder; `--strict` makes a dead link an error."""
+    """Return the command that runs zensical on the prepared folder. With `--strict`, a dead link is an error."""
     return [sys.executable, "-m", "zensical", words[0], "--config-file", prepare(folder), *words[1:]]
 
 

@@ -2,7 +2,7 @@
 
     python examples/alerts.py --kafka localhost:9092
 
-With `isolation.level=read_committed`, a reader gets each alert once, whichever process was killed at any time.
+With `isolation.level=read_committed`, a reader gets each alert once, whichever processes were killed, at any time.
 """
 
 import json

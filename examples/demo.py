@@ -1,6 +1,6 @@
 """Run an app on real data: take a snapshot, corrupt the input, bisect, clone, compare. Called by `make demo`.
 
-The demo runs the commands that it shows. Only progress bars use the Python API, which starts no process.
+The demo runs the commands that it shows. Only its progress bars use the Python API, which starts no process.
 """
 
 import json
@@ -51,13 +51,13 @@ def say(title: str, text: str) -> None:
 
 
 def shown(command: list[str]) -> str:
-    """Return a command as a person would type it."""
+    """Return a command as a user would type it."""
     words = [word if re.fullmatch(r"[\w@=./:~,-]+", word) else f'"{word}"' for word in command]
     return " ".join(words)
 
 
 def run(*command: str, quiet: bool = False, codes: tuple[int, ...] = (0,), lines: int | None = None) -> str:
-    """Show a command, run it, and show what it prints, or its first `lines`. Another exit code ends the demo."""
+    """Show a command, run it, and show its output or the first `lines` of it. Another exit code ends the demo."""
     console.print(f"\n[bold green]$[/] [bold]{shown(list(command))}[/]")
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=None, text=True)
     if not quiet:
@@ -78,7 +78,7 @@ def slackwater_json(*words: str) -> object:
 
 @contextmanager
 def background(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in the background; at the end of the block, send it Ctrl-C."""
+    """Run a command in the background. At the end of the block, send it Ctrl-C."""
     console.print(f"\n[bold green]$[/] [bold]{shown(list(command))} &[/]   [dim](its lines go to {log})")
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
@@ -365,7 +365,7 @@ def answers(url: str) -> bool:
 
 
 def compare(arrived: object) -> None:
-    """Show both apps' totals and the flights' own totals. Ends the demo if staging's totals are wrong."""
+    """Show the totals of both apps and those of the flights. Ends the demo if staging's totals are wrong."""
     joined = duckdb.sql(
         f"""
         SELECT p.carrier, p.mean_delay AS production, s.mean_delay AS staging, truth.mean_delay AS truth,
@@ -420,7 +420,7 @@ LAST_WITH_APP = 6
 
 
 def choose(words: str) -> list[int]:
-    """Return the chosen acts and the acts that they need; without a choice, all acts."""
+    """Return the chosen acts, with the acts that they need. Without a choice, return all acts."""
     chosen, todo = set(), [*ACTS] if not words else []
     for word in filter(None, words.split(",")):
         if not word.strip().isdigit() or int(word) not in ACTS:
@@ -435,7 +435,7 @@ def choose(words: str) -> list[int]:
 
 
 def main(acts: Annotated[str, typer.Argument(help="Acts to tell, by number: 2,5. Default: all.")] = "") -> None:
-    """Run all acts, or the chosen acts and the acts that they need."""
+    """Run all acts, or the chosen ones with the acts that they need."""
     began, chosen = time.monotonic(), choose(acts)
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:  # as under nohup

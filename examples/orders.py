@@ -1,4 +1,4 @@
-"""Totals of orders by customer. `make demo` sets a warehouse's totals beside them, which are not the same."""
+"""Totals of orders by customer. `make demo` compares them with a warehouse's totals, which differ."""
 
 import slackwater as sw
 from pyspark.sql import DataFrame
@@ -14,6 +14,6 @@ app = sw.App("orders")
     on_error="reject",
 )
 def customers(orders: DataFrame) -> DataFrame:
-    """Count and sum each customer's orders; an order whose amount is no number is rejected."""
+    """Count and sum each customer's orders. An order whose amount is not a number is rejected."""
     order = F.from_json(F.col("value").cast("string"), "customer string, cents long", {"mode": "FAILFAST"})
     return orders.select(order.alias("o")).select("o.*")

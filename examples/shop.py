@@ -4,8 +4,8 @@
     $ export SHOP_REGISTRY=http://localhost:8081
     $ slackwater run examples/shop.py --store ./state --kafka localhost:9092
 
-The topic is `orders`, its schema the subject `orders-value`: a record with `country` and `cents` at least. Messages of
-any other form are counted under the country `?`, and do not stop the app.
+The topic is `orders`. Its schema is the subject `orders-value`: a record with at least `country` and `cents`. Messages
+of any other form are counted under the country `?`, and do not stop the app.
 """
 
 import os
@@ -20,7 +20,7 @@ by_country = sw.repartition("by-country", key="country")
 
 @app.stage(reads=sw.topic("orders"), writes=by_country)
 def orders(messages: DataFrame) -> DataFrame:
-    """Decode the order in each message; keep its partition and offset."""
+    """Decode the order in each message. Keeps the message's partition and offset."""
     order = sw.decode("value", registry=os.environ.get("SHOP_REGISTRY", "http://localhost:8081"), mode="PERMISSIVE")
     decoded = messages.select(order.alias("o"), "partition", "offset")
     return decoded.select(F.coalesce("o.country", F.lit("?")).alias("country"), "o.cents", "partition", "offset")

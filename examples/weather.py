@@ -1,4 +1,4 @@
-"""Does bad weather delay New York's flights? An app that joins two topics in one stage, and whose paths fork and join.
+"""Does bad weather delay New York's flights? This app joins two topics in one stage; its paths fork and join.
 
       flights                 weather           topics, JSON events
          |                       |
@@ -12,7 +12,7 @@
      '----- airports --'                     totals by airport, in rain and in fog
 
 Run it with `slackwater run examples/weather.py`; `python examples/feed.py --weather-topic weather` sends the events.
-The weather of 2013 has a fault of its own, a wind of more than 1,000 miles an hour. Who let it in?
+The weather data of 2013 has an error: a wind of more than 1,000 miles an hour. This finds the record:
 
     slackwater bisect weather --where "SELECT airport, hour FROM departures WHERE wind_speed > 200"
 """
@@ -58,10 +58,10 @@ def observations(weather: DataFrame) -> DataFrame:
 def meet(flights: pa.Table, weather: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Send each hour's departures on, once, with the weather of their hour.
 
-    The two topics are read independently: either may be months ahead. So the state keeps what arrives first. An hour's
-    weather stays in its row for later departures. Departures that arrive before their weather are counted as `waiting`,
-    and are sent on when it arrives. Once the watermark rules out an observation of their hour, they fall due
-    (`leaves`): the function is called with their rows and no events, and sends them on without weather.
+    The two topics are read independently, and either may be months ahead. The state therefore keeps what arrives first.
+    An hour's weather stays in its row for later departures. Departures that arrive before their weather are counted as
+    `waiting`, and are sent on when it arrives. Once the watermark rules out an observation of their hour, they become
+    due (`leaves`): the function is called with their rows and without events, and sends them on without weather.
     """
     gone_by = flights.num_rows + weather.num_rows == 0
     hour = flights["_key"].to_numpy()
@@ -93,7 +93,7 @@ def meet(flights: pa.Table, weather: pa.Table, state: pa.Table) -> tuple[pa.Tabl
 
 
 def plus(before: pa.ChunkedArray, added: npt.NDArray[np.generic]) -> pa.ChunkedArray:
-    """Add to a column of the state, which is null for new keys."""
+    """Add to a column of the state, in which new keys are null."""
     return pc.add(pc.fill_null(before, 0), pa.array(added))
 
 
@@ -119,7 +119,7 @@ def departures(flights: DataFrame, weather: DataFrame) -> tuple[DataFrame, DataF
 
 
 def land(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Sum the minutes that a route's flights made up in the air, and send every flight on."""
+    """Sum the minutes that the flights of each route made up in the air, and send every flight on."""
     route = rows["_key"].to_numpy()
     made_up = pc.subtract(rows["dep_delay"], rows["arr_delay"])
     after = {

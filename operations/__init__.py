@@ -11,7 +11,7 @@
 | `from_spark/` | the reader of Spark checkpoints, adopt |
 | `from_kafka/` | the reader of compacted topics and of Kafka Streams' changelogs |
 | `exchange/` | init, export, Iceberg |
-| `debugging/` | replay, the record behind a change, check |
+| `debugging/` | replay, the record that caused a change, check |
 | `maintenance/` | compact, protect, remove, filling the input archive, tokens |
 
 Operations run between the batches of an app, not inside them. Pure functions make the decisions, from data that

@@ -12,9 +12,9 @@
 | `upkeep/` | background work: compaction, SST downloads, the input archive |
 | `batch/` | one batch, on the driver and in tasks |
 | `publish/` | sinks |
-| `reject/` | rejected records: finds, stores and retries records that make a batch fail |
+| `reject/` | rejected records: finding, storing and retrying records that make a batch fail |
 | `run/` | claiming, starting, watching and stopping an app |
 
-Rules about batches are in `state`, consistent cuts in `snapshot`, stored objects in `store`. Import the modules rather
-than this package: the package stays empty, so that Spark is loaded only by code that uses Spark.
+Rules about batches are in `state`, consistent cuts in `snapshot`, stored objects in `store`. Import the modules and not
+this package, so that Spark is loaded only by code that uses Spark.
 """

@@ -1,4 +1,4 @@
-"""Interface of the listeners (the terminal, the metrics) to a run's events; and the figures of a batch."""
+"""Interface of listeners to a run's events (the terminal, the metrics), and the figures of a batch."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StateSizes:
-    """Sizes of a stage's state after one batch. All zero for a stage without a table.
+    """Sizes of a stage's state after one batch; zeros for a stage without a table.
 
     Attributes:
         files, bytes: Number and size of the version's SSTs.

@@ -1,4 +1,4 @@
-"""Spark finds data sources in packages named `pyspark_*`: `spark.read.format("slackwater")` needs no setup."""
+"""Entry point for Spark, which finds data sources in packages `pyspark_*`: `format("slackwater")` needs no set-up."""
 
 from slackwater.spark import SparkSource as DefaultSource
 

@@ -1,6 +1,6 @@
 """Polling of an app's newest moment, and of the offsets that its tables have read, while clients use the app.
 
-Therefore an answer needs store requests only for its rows, and clients can wait for a later moment.
+So an answer needs store requests only for its rows, and clients can wait for a later moment.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from .rows.look_ups import ThreadRunner
 _log = logging.getLogger(__name__)
 
 IDLE_S = 60.0
-"""Time in seconds for which an app is polled after the last request that followed it."""
+"""Time in seconds for which an app is polled after its last request."""
 _FULL_POLL_S = 2.0
 """Seconds between full polls, which detect new stages and an app that was created again."""
 _REOPEN_S = 30.0
-"""Seconds between reopenings of cached files, so that files in use stay in the cache."""
+"""Seconds between reopenings of cached files. Reopened files count as used, so they stay in the cache."""
 
 
 _MAX_PREFETCH_BYTES = 8 << 20
 """Maximum bytes to fetch before a new moment is announced; enough for the SSTs of a usual batch."""
 
 OwnedPartitions = Callable[[str, str, Iterable[int]], Sequence[int]]
-"""Function of state partitions of an app's table. Returns those that this instance owns."""
+"""Function that selects, from state partitions of an app's table, the partitions that this instance owns."""
 
 
 class AppPoller:

@@ -1,4 +1,4 @@
-"""OpenAPI document of the routes, derived from the types that check requests."""
+"""OpenAPI document of the routes, derived from the types that validate requests."""
 
 from collections.abc import Sequence
 from typing import Any

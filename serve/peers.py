@@ -82,7 +82,7 @@ class Peers:
         return [partition for partition in partitions if self._owner(app, table, partition) is self.this_instance]
 
     def indices_by_owner(self, app: str, table: str, partitions: npt.NDArray[np.int32]) -> dict[str, list[int]]:
-        """Return the indices in `partitions`, grouped by the id of the instance that owns the state partition."""
+        """Return the indices in `partitions`, grouped by the id of the instance that owns each state partition."""
         positions: dict[str, list[int]] = {}
         for position, partition in enumerate(partitions.tolist()):
             positions.setdefault(self._owner(app, table, partition).id, []).append(position)

@@ -19,7 +19,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """HTTP connection. If the maximum number of connections is reached, a new connection closes an idle connection."""
 
     max_connections = 2_000
-    """Maximum number of connections. Larger than the maximum number of requests, so that some are always idle."""
+    """Maximum number of connections. It exceeds the maximum number of requests, so that some connections are idle."""
     idle_since_s = 0.0
     _head_bytes = _part_bytes = 0
     _timer: Any = None
@@ -42,7 +42,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def _close_idle_connection(self) -> None:
-        """Close the idle connection that has been idle longest, of the address that has most idle connections.
+        """Close the connection with the longest idle time, of the address that has most idle connections.
 
         So a client that opens many connections loses only its own connections.
         """

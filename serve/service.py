@@ -212,7 +212,7 @@ class Call:
     """Headers that identify the caller to another instance."""
     is_forwarded: bool = False
     seen_ms: int = 0
-    """Rows with a time to live that expire by this time are hidden; 0 for the moment's own time."""
+    """Time by which rows with a time to live expire and are hidden; 0 for the moment's own time."""
     secret: bytes = b""
     """Secret with which pseudonyms of hidden values are computed; empty if the caller may see values."""
 

@@ -1,9 +1,9 @@
 """Untrusted SQL in separate processes, limited in time, memory and rows, and killed if it does not end.
 
 One call of an SQL function may take minutes and gigabytes, and DuckDB checks neither time nor memory during the call.
-So the operating system limits the process's memory, and a process that exceeds its time is killed. A process also ends
-after it has run out of memory or threads, because its allocator does not return memory for the next statement. New
-processes are forked from a process that has all modules loaded.
+So the operating system limits the memory of the process, and a process that exceeds its time limit is killed. A process
+also ends after it has run out of memory or threads, because its allocator does not return memory for the next
+statement. New processes are forked from a process that has all modules loaded.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ _SLACK_BYTES = 256 << 20
 _MAX_QUEUED = 32
 _MAX_STATEMENTS = 1_000
 _ATTEMPTS = 3
-"""Number of processes tried for a statement: a process with too little free memory exits before it starts."""
+"""Number of processes tried for a statement. A process with too little free memory exits before it runs a statement."""
 _NO_MEMORY, _TOO_LITTLE_MEMORY = 41, 42
-"""Exit codes: the statement exceeded its memory; the process had too little memory left before the statement."""
+"""Exit codes: the statement exceeded its memory limit; the process had too little free memory before the statement."""
 _OOM = "Out of Memory Error"
 """Text of DuckDB's out-of-memory error, as Arrow passes it on while streaming rows."""
 # Preload pandas: Arrow imports it for the first value that it converts, which takes as long as about ten statements.

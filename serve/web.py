@@ -32,7 +32,7 @@ from .tokens import STREAM_RECHECK_S, Authenticator, Grant
 _log = logging.getLogger(__name__)
 _MAX_BODY_BYTES = 1 << 20
 MAX_REQUESTS = 1_900
-"""Maximum number of concurrent requests, to limit memory. Additional requests get 503."""
+"""Maximum number of concurrent requests, which limits memory. Additional requests get status 503."""
 _MAX_STREAMS = 500
 
 

@@ -1,14 +1,14 @@
 """Event time of a stage: watermarks, late rows, and rows that fall due.
 
 A stage's watermark is the smallest watermark of its inputs. If the rows of an input have `withWatermark`, the watermark
-of the input is the largest event time read, less the delay. Otherwise the watermark of a channel is that of the
-upstream version that was read. Watermarks never decrease. The manifest stores all watermarks, so a restart, a clone and
-a replay continue from them.
+of the input is the largest event time read, less the delay. Otherwise a channel has the watermark of the last upstream
+version that was read. Watermarks never decrease. The manifest stores all watermarks, so a restart, a clone and a replay
+continue from them.
 
 As in Spark's `groupBy(window)` and joins, a row is late if the previous version's watermark has passed the end of the
 row's window, or the row's own time. In version N + 1, a row falls due if its due time is after version N's
-`EventTime.due_ms` and not after version N's watermark. If rows fall due by the clock, the batch's own time replaces
-that watermark.
+`EventTime.due_ms` and not after version N's watermark. If rows fall due by the clock, the batch's time is used instead
+of the watermark.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -53,7 +53,7 @@ class SeenTimes(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EventTimeScan:
-    """Scan of a task's rows for the latest event times. Times after `bound_ms` are too far ahead: only counted."""
+    """Scan of a task's rows for the latest event times. Times after `bound_ms` are too far ahead, and only counted."""
 
     watermarks: tuple[Watermark, ...] = ()
     bound_ms: int = 0
@@ -86,7 +86,7 @@ class EventTimeScan:
 def advance_watermarks(
     inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen: Iterable[SeenTimes]
 ) -> dict[str, Input]:
-    """Return the inputs, with their declared watermarks advanced by the event times that a batch has seen."""
+    """Return the inputs, with declared watermarks advanced to the event times in a batch's rows."""
     moved, reports = dict(inputs), list(seen)
     for number, watermark in enumerate(watermarks):
         times = [time_ms for report in reports if (time_ms := report.latest_ms[number]) is not None]

@@ -30,7 +30,7 @@ Fails = Callable[[Sequence[Items]], Sequence[bool]]
 
 
 class TooManyFailing(Exception):
-    """Error if more items fail than allowed. `items` has one item of each failing group that was found, ascending."""
+    """More items fail than allowed. `items` has one item of each known failing group, ascending."""
 
     def __init__(self, failing: Sequence[int]) -> None:
         super().__init__(f"at least {len(failing)} items fail")
@@ -38,14 +38,14 @@ class TooManyFailing(Exception):
 
 
 def find_culprits(count: int, fails: Fails, max_failing: int) -> tuple[int, ...]:
-    """Return the items to leave out so that the other items pass. None of the returned items can be kept.
+    """Return the items to leave out so that the remaining items pass. Every returned item must be left out.
 
     The items are numbered from 0 to `count` - 1, and fail together. Returns at most `max_failing` numbers, ascending;
     an empty tuple if all items pass now. Raises `TooManyFailing` if more items must be left out.
 
-    Cost: for p items that fail by themselves, at most 2 * p * log2(count) + 1 groups are tested, the logarithm rounded
-    up, and never more than 2 * `max_failing` at once. Each item that fails only together with other items costs
-    log2(count) + 2 more tests.
+    Cost: for p items that fail by themselves, at most 2 * p * log2(count) + 1 groups are tested (logarithm rounded up),
+    and at most 2 * `max_failing` at once. Each item that fails only together with other items costs log2(count) + 2
+    more tests.
     """
     items = np.arange(count, dtype=np.int64)
     alone = find_failing_alone(items, fails, max_failing)
@@ -88,10 +88,10 @@ def find_early_turning_point(
 ) -> int:
     """Return the index of an item, near the start, at which a sequence turns from good to bad.
 
-    `is_bad(n)` tests the first n items, and need not be monotonic. If `count` is at most `scan`, the prefixes are
-    tested one by one, and the result is the first item that turns the sequence bad. In a longer sequence, prefixes that
-    end at a suspect are tested first, for the first `max_suspects` of the `suspects` (indices, ascending). The result
-    is then at or before the first suspect whose prefix is bad. See `find_turning_point`.
+    `is_bad(n)` tests the first n items, and need not be monotonic. If `count` is at most `scan`, all prefixes are
+    tested, and the result is the first item that turns the sequence bad. In a longer sequence, prefixes that end at one
+    of the first `max_suspects` of the `suspects` (indices, ascending) are tested first. The result is then at or before
+    the first suspect with a bad prefix. See `find_turning_point`.
     """
     if count <= scan:
         return next((size - 1 for size in range(1, count) if is_bad(size)), count - 1)
@@ -111,8 +111,8 @@ def find_early_turning_point(
 def find_late_turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
     """Return the index of an item, near the end, at which a sequence turns from good to bad.
 
-    If the last item turns the sequence bad, the last item is returned. Otherwise, prefixes without the last two items,
-    the last four and so on are tested until a prefix is good. See `find_turning_point`.
+    Prefixes without the last item, the last two items, the last four items and so on are tested until a prefix is good.
+    See `find_turning_point`.
     """
     lacking, bad = 1, count
     while lacking < count and is_bad(count - lacking):
@@ -124,9 +124,9 @@ def find_late_turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
 def find_turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
     """Return the index of an item at which a sequence of `count` items turns from good to bad, by binary search.
 
-    `is_bad(n)` tests the first n items, and is called at most log2(count) times, rounded up. All items together are
-    assumed bad, and no items good; neither is tested. If `is_bad` is not monotonic, the result is any index at which
-    the sequence turns bad.
+    `is_bad(n)` tests the first n items, and is called at most log2(count) times, rounded up. The whole sequence is
+    assumed bad, and the empty sequence good; neither is tested. If `is_bad` is not monotonic, the result is any index
+    at which the sequence turns bad.
     """
     good, bad = 0, count
     while bad - good > 1:
@@ -170,7 +170,7 @@ def minimize_failing(
 def find_smallest_failing(
     items: Sequence[Item], is_bad: Callable[[Sequence[Item]], bool], *, max_tries: int
 ) -> tuple[Sequence[Item], bool, bool]:
-    """Return three values: a small bad subset; True if no smaller subset is bad; and True if each item in it is needed.
+    """Return a small bad subset; True if no smaller subset is bad; and True if each item in the subset is needed.
 
     All items together are assumed bad. Subsets are tested by size. The empty subset is always tested. The subsets of a
     larger size are tested only if the number of tests stays within `max_tries`. After that, delta debugging
@@ -213,7 +213,7 @@ class StateFailure(msgspec.Struct, frozen=True):
     why: Failure
     keys: tuple[int, ...] = ()
     records: dict[int, Failure] = {}
-    """Failures by record number, if the rows have record numbers; `keys` is empty then."""
+    """Failures by record number, if the rows have record numbers. `keys` is then empty."""
 
 
 class UnrelatedFailure(Exception):
@@ -246,7 +246,7 @@ def _unicode(text: str) -> str:
 
 
 def find_failures(count: int, attempts: Attempts, max_failing: int) -> dict[int, Failure]:
-    """Return the failures, by item, of the items that must be left out so that all other items pass.
+    """Return the failure of each item that must be left out so that all other items pass, by item.
 
     Items are numbered from 0 to `count` - 1. Returns an empty mapping if all items pass now. If more than `max_failing`
     items fail, more than `max_failing` failures are returned, but perhaps not all.
@@ -303,10 +303,10 @@ def merge_reporting_failures(
 ) -> MergeResult:
     """Merge a batch's rows. If the user's function fails, raise `StateFailed` with the keys or records that cause it.
 
-    A state calls no server, and a failed look-up in the store is an `UnrelatedFailure`, so any other error comes from
-    the rows or the function. `hashes` has the `_hash` of each key. `records` has the record number of each row. With
-    `records`, failing records are reported, otherwise failing keys. If more than `max_reported` fail, more than
-    `max_reported` are reported, but perhaps not all.
+    Any error except `UnrelatedFailure` comes from the rows or the function: a state calls no server, and a failed
+    look-up in the store raises `UnrelatedFailure`. `hashes` has the `_hash` of each key. `records` has the record
+    number of each row. With `records`, failing records are reported, otherwise failing keys. If more than
+    `max_reported` keys or records fail, the error has more than `max_reported` of them, but perhaps not all.
     """
     try:
         return state.merge(rows, groups, keys, old)

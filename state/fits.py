@@ -112,7 +112,7 @@ def _evolve_parts(
     declared: Mapping[str, Table],
     renames: Mapping[str, str],
 ) -> tuple[dict[str, Table], tuple[ColumnChange, ...], dict[str, str]]:
-    """Return the declared tables of parts, the changes of their columns, and the earlier names of renamed tables."""
+    """Return the declared tables of parts, their column changes, and the former names of renamed tables."""
     parts: dict[str, Table] = {}
     changes: list[ColumnChange] = []
     renamed: dict[str, str] = {}
@@ -322,7 +322,7 @@ def _carry_over(stage: str, column: Column, stored: Column, old_kind: Kind, new_
 def likely_renames(changes: tuple[ColumnChange, ...]) -> tuple[tuple[str, str], ...]:
     """Return likely renames, as pairs of a removed and an added column.
 
-    A pair has the same type and meaning, which no other removed or added column has.
+    Both columns of a pair have the same type and meaning, and no other removed or added column has them.
     """
     removed, added = (
         [(change.type, change.meaning, change.column) for change in changes if change.kind == kind]
@@ -370,9 +370,9 @@ def _columns(schema: pa.Schema) -> tuple[Column, ...]:
 def reconcile_parts(
     declared: Mapping[str, Table], table: Table, stored: Mapping[str, SideTable]
 ) -> dict[str, SideTable]:
-    """Return the side tables of the next version: stored tables of parts with the hash ranges of the stage's `table`.
+    """Return the side tables of the next version: stored tables of parts, with the hash ranges of `table`.
 
-    The declared columns must be those of the stored tables (`fit_table`). A declared table that is not stored is empty.
+    `declared` must have the columns of the stored tables (`fit_table`). A declared table that is not stored is empty.
     """
     return {
         name: replace(

@@ -35,8 +35,8 @@ def split_with_keys(
 ) -> tuple[pa.Table, ...]:
     """Split the rows of a tagged union by input, and add each row's key number as column `_key`.
 
-    Each part has its input's own columns. `ids` has the key number of each row. With `order_by`, each part is sorted by
-    key number and by these columns.
+    Each part has the columns of its input. `ids` has the key number of each row. With `order_by`, each part is sorted
+    by key number and by these columns.
     """
     if len(schemas) == 1:
         tables = [rows.append_column("_key", pa.array(ids))]

@@ -58,7 +58,7 @@ class TaskReport(msgspec.Struct, frozen=True):
     """Number of pre-aggregated rows that were shuffled to this task; 0 without pre-aggregation."""
     unsent: tuple[OversizedRecord, ...] = ()
     failed: StateFailure | None = None
-    """Keys or records for which the state's function failed, if the stage may leave records out.
+    """Keys or records for which the state's function failed, if the stage may reject records.
 
     The failure is reported instead of raised, so that Spark's Python workers stay alive and keep their Kafka metadata.
     """
@@ -69,7 +69,7 @@ class ProtocolOutcome:
     """Actions of the snapshot protocol for one commit. `recorded`, `awaited`, `captured` go into the manifest."""
 
     markers: tuple[tuple[str, str], ...]
-    """Snapshot and channel of each marker to write after the batch's rows, in this order."""
+    """Snapshot and channel of each marker to write after the batch's rows, in the given order."""
     recorded: dict[str, int]
     awaited: dict[str, tuple[str, ...]]
     captured: dict[str, dict[str, VersionSpan]]
@@ -86,7 +86,7 @@ class BatchResult:
     side_tables: Mapping[str, SideTable] = field(default_factory=dict)
     traceparents: tuple[str, ...] = ()
     read: Mapping[str, int] | None = None
-    """Number of records read from each user's topic, by declared name; None if only offsets were counted."""
+    """Number of records read from each user's topic, by declared name; None if records were not counted."""
 
 
 def next_version(
@@ -178,9 +178,9 @@ def _event_time(
 
 
 def rows_until(start: Input, end: Position) -> int | None:
-    """Return the number of rows that a batch up to `end` reads from an input; of offsets for a user's topic.
+    """Return the number of rows of an input in a batch up to `end`; the number of offsets for a user's topic.
 
-    None for a channel if the reader began in the middle of it, because the number of earlier rows is unknown.
+    None for a channel that was not read from its beginning, because the number of earlier rows is unknown.
     """
     if start.upstream:
         return sum(end.consumed) - sum(start.rows_passed) if start.rows_passed else None
@@ -198,7 +198,7 @@ def has_rows(start: Input, end: Position) -> bool:
 def _input_after(start: Input, end: Position, count: int | None, *, own: bool) -> Input:
     """Return the input after a batch that ended at `end`.
 
-    With `own`, the input has a watermark of its own, and the upstream stage's watermark is ignored. `count` is the
+    With `own`, the stage declares a watermark for the input, and ignores the upstream stage's watermark. `count` is the
     number of records read from a user's topic. It may be less than the number of offsets, because transaction markers,
     and aborted or compacted records, have offsets as well.
     """
@@ -233,7 +233,7 @@ def _output_after(
 
 
 def sinks_after(sinks: Mapping[str, Sink], results: Sequence[TaskReport]) -> dict[str, Sink]:
-    """Return a stage's sinks after a version that sent what `results` report. Raises `AnotherTopic`."""
+    """Return a stage's sinks after a version that sent the messages in `results`. Raises `AnotherTopic`."""
     return {name: _sink_after(name, sink, results) for name, sink in sinks.items()}
 
 

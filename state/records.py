@@ -1,9 +1,9 @@
 """Records that versions sent and read, and detection of topics that were deleted and re-created.
 
-Manifests state which records a version sent and read, by the attempts that count, the offsets, and the number of rows.
-After a topic was deleted and re-created, stored offsets refer to other records. Kafka gives each topic an id (KIP-516).
-For brokers without topic ids, the leader epochs of the partitions replace the id: epochs never decrease while a topic
-exists, and begin at 0 in a new topic.
+Manifests identify the records that a version sent and read by attempts, offsets, and numbers of rows. If a topic was
+deleted and re-created, stored offsets refer to other records. Kafka gives each topic an id (KIP-516). For brokers
+without topic ids, the leader epochs of the partitions replace the id: epochs never decrease while a topic exists, and
+begin at 0 in a new topic.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ def sent_messages(channel: str, versions: Iterable[Manifest]) -> SentMessages:
 
 
 def fully_read_input(output: Output, upstream: str, version: int, watermark_ms: int | None = None) -> Input:
-    """Return the input of a stage that has consumed all messages that `upstream` sent on a channel, up to a version."""
+    """Return the input of a stage that has consumed all messages that `upstream` sent on a channel up to a version."""
     return Input(
         output.topic,
         output.ends,
@@ -110,8 +110,8 @@ def read_spans(
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield the (start, end) offsets that a stage read from an input between two versions.
 
-    `previous` is the input at the earlier version, None for its beginning; `after` is the input at the later version.
-    Each reset of the offsets begins another span. Offsets in two spans were read twice, and offsets in no span were
+    `previous` is the input at the earlier version, None for its beginning; `after` is the input at the later version. A
+    new span begins at each reset of the offsets. Offsets in two spans were read twice, and offsets in no span were
     skipped. Without `with_former_topics`, spans in earlier topics of this name are left out.
     """
     at, num_resets = (previous.offsets, len(previous.resets)) if previous is not None else ((), 0)
@@ -161,7 +161,7 @@ def id_of_epochs(epochs: Sequence[int]) -> str:
 
 
 def is_other_topic(stored: str, current: str) -> bool:
-    """Return True if `current` is the id of a topic re-created since `stored`; False if either id is unknown."""
+    """Return True if the topic was re-created since the id `stored`; False if either id is unknown."""
     if not stored or not current or stored.startswith(_EPOCHS) != current.startswith(_EPOCHS):
         return False
     if not stored.startswith(_EPOCHS):
@@ -187,7 +187,7 @@ def id_to_store(stored: str, current: str) -> str:
 
 
 def explain_recreated_topic(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
-    """Return a sentence about a topic that was re-created; empty if there is no evidence for that."""
+    """Return a sentence that explains why a topic counts as re-created; empty without evidence."""
     count, positions = len(current.ends), tuple(offsets) + (0,) * (len(current.ends) - len(offsets))
     short = count < len(offsets) or any(at > end for at, end in zip(positions, current.ends, strict=False))
     if not is_other_topic(stored, current.id) and (not short or (is_kafka_id(stored) and stored == current.id)):
@@ -198,7 +198,7 @@ def explain_recreated_topic(topic: str, stored: str, offsets: Sequence[int], cur
 def restart_input(source: Input, current: TopicState, version: int) -> Input:
     """Return the input of a re-created topic, at its first record; `version` records the reset.
 
-    How many records of the former topic are lost is unknown.
+    The number of lost records of the former topic is unknown.
     """
     reset = Reset(version, source.offsets, current.earliest, source.topic_id or NOT_KNOWN)
     resets = (*source.resets, reset)
@@ -210,10 +210,10 @@ def was_recreated_since_read(
 ) -> bool:
     """Return True if timestamps show that a topic was re-created after the app read it up to `offsets`.
 
-    Timestamps show this if all records below `offsets` are newer than the app's read. Needed for topics without known
-    ids. `since_read` has, by partition, the offset of the first record newer than the app's read; -1 for none.
-    `since_now` has the offset of the first record with a time in the future, which proves nothing about the record's
-    arrival; -1 for none.
+    This is proved if all records below `offsets` are newer than the app's read. Needed for topics without known ids.
+    `since_read` has, by partition, the offset of the first record newer than the app's read; -1 for none. `since_now`
+    has the offset of the first record with a time in the future, which does not prove when the record arrived; -1 for
+    none.
     """
     overlapping = [
         partition for partition, at in enumerate(offsets[: len(current.ends)]) if at > current.earliest[partition]

@@ -91,9 +91,8 @@ class Step:
     ) -> StepResult:
         """Merge a batch's rows into a table, and handle the stored rows that fall due.
 
-        A key with rows in the batch does not fall due in the same batch. Its new row may fall due in a later batch
-        only: its due time is set after `due.until_ms`. If a row that fell due is written with a due time in the past,
-        it does not fall due again.
+        A key with rows in the batch does not fall due in the same batch: the due time of its new row is set after
+        `due.until_ms`. A row that fell due, and is written with a due time in the past, does not fall due again.
 
         `rows` are the rows that are not late, in any order, with `_hash`, the key and the columns that the state needs.
         `hashes` is the lowest and the highest hash of rows that may fall due, None for no rows. `parts` are look-ups in

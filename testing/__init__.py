@@ -187,9 +187,9 @@ def run(
 ) -> Ran:
     """Run an app until it has read all the given records, and return its tables. Needs neither Kafka nor S3.
 
-    All else is as in production: Spark plans and runs each batch, and the state is stored as SSTs, in a local folder
-    that is removed with the result. The first call starts a Spark session, unless the process has one; later calls and
-    other tests reuse the session.
+    Otherwise the run is as in production: Spark plans and runs each batch, and the state is stored as SSTs. They are in
+    a local folder that is removed together with the result. The first call starts a Spark session, unless the process
+    has one; later calls and other tests reuse the session.
 
     Example:
         >>> ran = run(app, {"orders": [{"country": "DE", "cents": 7}, {"country": "DE", "cents": 5}]})
@@ -202,13 +202,13 @@ def run(
             another JSON value, text, bytes or None), or as a `Record` with value, key, headers, partition and time in
             ms since 1970. A topic that is not listed is empty.
         partitions: Number of partitions of every topic, or a mapping with the number of each topic. A record without a
-            partition is placed by its key; records without a key are placed in turns.
+            partition is placed by its key; records without a key are placed round-robin.
         after: Result of an earlier run to continue from, possibly with another program.
-        max_records: Maximum number of records of each input per batch: a lower number makes more batches.
+        max_records: Maximum number of records of each input per batch. A lower number results in more batches.
         spark_conf: Settings of Spark, if this call starts it.
 
     Raises:
-        NotFound: The app reads no topic of such a name.
+        NotFound: The app does not read a topic of this name.
         Usage: The app has no stage, or a record has another type.
         Refused: The app does not run, or a stage failed; with `after`, the program does not fit the stored app.
         KeyboardInterrupt: The process got SIGINT or SIGTERM before the end.

@@ -1,4 +1,4 @@
-"""Table sinks in tests of an app: their rows are collected, and no table is written."""
+"""Table sinks in tests of an app: rows are collected in memory, and no table is written."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ PublishedRows = dict[str, list[pa.Table]]
 
 
 def collect_rows(app: App, published: PublishedRows) -> App:
-    """Return the app with functions in place of its table sinks, which add their rows to `published`."""
+    """Return a copy of the app whose table sinks are functions that append their rows to `published`."""
     functions: dict[str, FunctionSink] = {}
 
     def in_test(output: object) -> object:

@@ -91,7 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """Mark files that need Kafka or Spark, by their content (WITH_SERVERS), for `make test`."""
+    """Mark the files whose content shows that they need Kafka or Spark (WITH_SERVERS), for `make test`."""
     for path in {item.path for item in items if needs_servers(item)}:
         if not re.search(r"mark\.(kafka|spark)|any_kafka", path.read_text()):
             raise pytest.UsageError(f"{path}: `make test` would not find its tests with servers: see its Makefile")
@@ -101,7 +101,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
 
 @pytest.fixture(scope="session")
 def aws_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
-    """Set credentials for the servers below, and remove other variables of AWS and `[s3]`."""
+    """Set credentials for the servers below, and remove other variables of AWS and of `[s3]`."""
     absent = tmp_path_factory.mktemp("aws") / "none"
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("AWS_", "SLACKWATER_S3_"))]:
@@ -167,7 +167,7 @@ def memory_kafka() -> MemoryKafka:
 
 @pytest.fixture(params=["memory", "served", pytest.param("broker", marks=pytest.mark.kafka)])
 def any_kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
-    """Return each kind of Kafka in turn: an empty in-memory Kafka, one in another process, and the running broker."""
+    """Return each kind of Kafka in turn: an empty one in memory, one in another process, and the running broker."""
     if request.param == "broker":
         yield open_kafka(request.getfixturevalue("broker"))
         return
@@ -195,7 +195,7 @@ def broker(kafka: EmbeddedKafka) -> str:
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRegistry]:
-    """Return a running schema registry. A test that stops it must restart it; its content is then lost."""
+    """Return a running schema registry. A test that stops it must start it again; its content is then lost."""
     with EmbeddedRegistry(tmp_path_factory.mktemp("registry")) as server:
         yield server
 
@@ -209,7 +209,7 @@ def spark_here() -> Iterator[ExitStack]:
 
 @pytest.fixture(scope="module")
 def one_spark(spark_here: ExitStack) -> None:
-    """Share one Spark session among all runs in this process. Runs to be killed use their own processes."""
+    """Share one Spark session among all runs in this process. Runs that are killed have their own processes."""
     from pyspark import SparkContext  # tests without Spark need not import this
     from slackwater.pipeline.spark.session import spark_session
 
@@ -247,7 +247,7 @@ _WITH_SMALL_LEAVES = (
 
 @pytest.fixture(autouse=True)
 def small_leaves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower the limits so that small tables have leaves, for verbs that list, copy, change or delete objects."""
+    """Lower the limits so that even small tables have leaves; for verbs that list, copy, change or delete objects."""
     folder = request.path.parent.relative_to(Path(__file__).parent).as_posix()
     if folder.startswith(_WITH_SMALL_LEAVES):
         for name, value in SMALL_LEAVES.items():
@@ -256,7 +256,7 @@ def small_leaves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the developer's settings from the command line; give the test its own store, cache and working folder."""
+    """Hide the developer's settings from the command line. The test gets its own store, cache and working folder."""
     for name in [name for name in os.environ if name.startswith("SLACKWATER_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLACKWATER_STORE", str(tmp_path / "store"))
@@ -281,7 +281,7 @@ def each_s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="session")
 def s3_proxies() -> Iterator[Callable[[str], S3Proxy]]:
-    """Return one proxy per S3 server for all tests; boto3's clients, which are slow to create, can then be shared."""
+    """Return one proxy per S3 server for all tests, so that they share boto3's clients, which are slow to create."""
     with ExitStack() as stack:
         yield cache(lambda endpoint: stack.enter_context(s3_proxy(endpoint)))
 

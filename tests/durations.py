@@ -1,7 +1,7 @@
 """Durations of test files, recorded in `tests/durations.json`, to run the longest file first and keep workers busy.
 
-`pytest --record-durations` updates the record for the files that ran. Files without a record run first. A file in which
-only some tests need servers has two entries, since each half of `make test` runs a part of it.
+`pytest --record-durations` updates the record for the files that ran. Files without a record come first. A file in
+which only some tests need servers has two entries, since each half of `make test` runs a part of it.
 """
 
 import fcntl
@@ -14,11 +14,11 @@ import pytest
 
 FILE = Path(__file__).with_name("durations.json")
 _LEAST_S = 1.0
-"""Minimum duration of a file in the record. The order of shorter files does not matter."""
+"""Minimum duration for the record; the order of shorter files does not matter."""
 _WITH_SERVERS = " with servers"
 """Suffix of the key for those tests of a file that need Kafka or Spark."""
 _NEEDS_SERVERS = "needs servers"
-"""Property of a test that needs Kafka or Spark, because reports have no markers."""
+"""Property that marks tests that need Kafka or Spark, because reports have no pytest markers."""
 
 
 class Recorder:
@@ -47,7 +47,7 @@ class Recorder:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sort selected items in place by their file's seconds; items of one file keep their order."""
+    """Sort selected items in place by the recorded duration of their file; items of one file keep their order."""
     recorded: dict[str, float] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     keys: dict[Path, set[str]] = defaultdict(set)
     for item in items:

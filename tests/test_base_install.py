@@ -85,7 +85,7 @@ WITH_SPARK = """
 """
 
 ELSEWHERE = {"asof", "dev", "doctor", "mcp", "new", "promote", "recover", "reset", "retire", "serve", "tour"}
-"""Verbs that need servers, a folder or a fault. None of their imports needs Spark."""
+"""Verbs that need servers, a folder or a fault. Their imports do not need Spark."""
 
 DRIVER = """
 import json, sys
@@ -145,7 +145,7 @@ class Install(NamedTuple):
         return str(done.stdout)
 
     def answers(self, verbs: Sequence[Sequence[str]]) -> list[Answer]:
-        """Return the answers of verbs that are run one after the other in one process."""
+        """Return the answers of verbs that run one after the other in one process."""
         return [Answer(*answer) for answer in json.loads(self.python(DRIVER, json.dumps(verbs)))]
 
 
@@ -319,7 +319,7 @@ def test_the_http_server_works_without_spark(base: Install) -> None:
 
 
 def test_the_packages_that_make_installs_support_the_oldest_python() -> None:
-    """Debian 12 has Python 3.11.2, so a package that needs a later version would break `make` there."""
+    """Debian 12 has Python 3.11.2. A package that needs a later version would break `make` there."""
     oldest = str(min(SpecifierSet(metadata("slackwater")["Requires-Python"]), key=str)).removeprefix(">=") + ".0"
     needs = {package.name: package.metadata["Requires-Python"] for package in distributions()}
     assert [name for name, python in needs.items() if python and not SpecifierSet(python).contains(oldest)] == []

@@ -33,7 +33,7 @@ BAD = Flight("N666", "C1", -1_000_000)
 def written(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
     """Return an app that has processed two batches of flights and a batch with a bad flight.
 
-    Afterwards it gets another flight, which is in flight to `carriers`.
+    Afterwards, another flight arrives, which is in flight to `carriers`.
     """
     app = FlightsApp(LocalStore(tmp_path_factory.mktemp("written") / "store"), Kafka(), clock=Clock(START_MS))
     app.run(flights(20))
@@ -81,7 +81,7 @@ def test_open_uses_the_same_settings_as_the_command_line(
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
-    """Return the modules that a process has loaded after each of these imports, which are done one after the other."""
+    """Return the modules that a process has loaded after each of these imports, done one after the other."""
     code = (
         "import importlib, json, sys\n"
         "found = {}\n"

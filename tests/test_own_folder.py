@@ -1,4 +1,4 @@
-"""Folders of single processes are removed at the end; those of killed processes are removed by the next process."""
+"""A process removes its own folder at its end; the next process removes the folders of killed processes."""
 
 import os
 import subprocess

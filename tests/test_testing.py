@@ -1,4 +1,4 @@
-"""Apps are run over given rows, as in users' tests, with real Spark, but without Kafka and S3."""
+"""Apps run over given rows, as in users' tests: with real Spark, but without Kafka and S3."""
 
 import gc
 import json
@@ -36,7 +36,7 @@ def publish(app: str, stage: str, version: int, rows: pa.Table) -> None:
 
 
 def shop(table: str = "s3://nowhere/counts") -> sw.App:
-    """Return an app with two stages, a sink, a function, a table, and rejected records."""
+    """Return an app with two stages, rejected records, and three sinks: a topic, a function and a table."""
     app = sw.App("shop")
 
     @app.stage(

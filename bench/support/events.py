@@ -1,4 +1,4 @@
-"""Input topics: flights of 2013, each on one of many legs; and ranges of numbers, for large states."""
+"""Input topics: flights of 2013, each on one of many legs, and ranges of numbers, for large states."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _CHUNK = 50_000
 
 
 def fill(bootstrap: str, records: int, *, topic: str = TOPIC, seed: int = 1, partitions: int = PARTITIONS) -> None:
-    """Write this many events, on legs drawn uniformly; creates the topic if needed."""
+    """Write this many events on random legs. Creates the topic if it does not exist."""
     fill_legs(bootstrap, topic, np.random.default_rng(seed).integers(0, KEYS, records), partitions)
 
 
 def fill_legs(bootstrap: str, topic: str, legs: npt.NDArray[np.int64], partitions: int = PARTITIONS) -> None:
-    """Write one event per leg: the key is the leg's name, the value the JSON of a real flight."""
+    """Write one event per leg. Its key is the leg's name; its value is a real flight as JSON."""
     from feed import events
 
     flights = events()[["carrier", "origin", "dest", "dep_delay", "arr_delay"]].fillna(0).to_dict("records")
@@ -40,7 +40,7 @@ def fill_legs(bootstrap: str, topic: str, legs: npt.NDArray[np.int64], partition
 
 
 def fill_ranges(bootstrap: str, topic: str, ranges: Sequence[tuple[int, int]]) -> None:
-    """Write ranges of numbers as "first,last", both inclusive; the reader decides how many rows a range becomes."""
+    """Write ranges of numbers as "first,last", both inclusive. The reader decides how many rows a range becomes."""
     send(bootstrap, topic, [[(b"", f"{first},{last}".encode()) for first, last in ranges]])
 
 
@@ -51,14 +51,14 @@ def names(legs: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def cycles(stamps_ms: list[int], warm_up: int) -> list[float]:
-    """Return seconds from batch to batch, without the first `warm_up`."""
+    """Return the seconds from batch to batch, without those of the first `warm_up` batches."""
     return [(later - earlier) / 1000 for earlier, later in pairwise(stamps_ms)][warm_up:]
 
 
 def send(
     bootstrap: str, topic: str, chunks: Iterable[Iterable[tuple[bytes, bytes]]], partitions: int = PARTITIONS
 ) -> None:
-    """Write keys and values round-robin to the partitions of a topic; creates the topic if needed."""
+    """Write keys and values to the partitions of a topic in turn. Creates the topic if it does not exist."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     try:
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()

@@ -1,4 +1,4 @@
-"""A proxy that delays each request, to simulate a distant server; it uses little CPU itself."""
+"""A proxy that delays each request, like a distant server. It uses little CPU itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 
 class FarAway:
-    """Forward bytes between each client and its own server connection; requests are delayed by `delay_s`."""
+    """Forwards bytes between each client and its own connection to the server. Requests are delayed by `delay_s`."""
 
     def __init__(self, endpoint: str, delay_s: float) -> None:
         self.seen: list[tuple[float, str]] = []
@@ -77,7 +77,7 @@ def far_away(endpoint: str, delay_s: float) -> Iterator[FarAway]:
 
 
 def in_sequence(times_s: Iterable[float], delay_s: float) -> int:
-    """Count round trips: requests that came at least `delay_s` after the start of the previous round trip."""
+    """Count round trips. A new one begins with a request at least `delay_s` after the start of the one before."""
     count, began_s = 0, -delay_s
     for at_s in sorted(times_s):
         if at_s >= began_s + delay_s:

@@ -1,4 +1,4 @@
-"""Flights with event times, one hour per six batches, for benchmarks of event-time state."""
+"""Flights with event times for benchmarks of event-time state. Six batches are one hour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
 
 
 def timed(flights: DataFrame) -> DataFrame:
-    """Return legs, delays and event times of flights.
+    """Return the legs, delays and event times of flights.
 
     Event time grows by a constant step from record to record of a partition.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 APP, STAGE = "bench", "legs"
 ROWS_PER_SST = 2_500_000
-"""Rows of an SST, so that it has about the size at which compaction splits its results."""
+"""Number of rows per SST, so that it has about the size at which compaction splits its results."""
 _HASHED_AT_ONCE = 10_000_000
 """Maximum number of keys whose names are in memory. An Arrow array of strings holds at most 2 GiB."""
 
@@ -65,7 +65,7 @@ def legs_of(messages: DataFrame, keys: int) -> DataFrame:
 
 
 def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: int, *, at_end: bool = False) -> None:
-    """Write an app with a table of this many keys, whose offsets are at the beginning (or the end) of its topic."""
+    """Write an app with a table of this many keys. Its offsets are at the beginning of its topic, or at the end."""
     from msgspec.structs import replace
     from slackwater.pipeline.kafka.open import open_kafka
     from slackwater.store.objects.open import open_store
@@ -83,7 +83,7 @@ def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: in
 
 
 def begun(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str) -> Manifest:
-    """Commit the first version of an app of one stage: it is claimed and has read nothing."""
+    """Commit the first version of an app of one stage. The stage is claimed, and has read nothing."""
     from slackwater.pipeline.batch.schemas import derive_schemas
     from slackwater.pipeline.kafka.open import open_kafka
     from slackwater.pipeline.publish.sinks import create_internal_topics
@@ -116,12 +116,12 @@ def fill_cache(root: Path, folder: Path) -> None:
 
 
 def copy(root: Path, to: Path) -> None:
-    """Copy a store root by hard links; objects never change."""
+    """Copy a store root by hard links, because objects never change."""
     shutil.copytree(root, to, copy_function=os.link)
 
 
 def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
-    """Write SSTs of at most `ROWS_PER_SST` rows, each in one state partition."""
+    """Write SSTs of at most `ROWS_PER_SST` rows, each in a single state partition."""
     from slackwater.store.sst import writer
     from slackwater.store.sst.hashing import hash_keys, partition_of
 

@@ -1,4 +1,4 @@
-"""The program for the benchmark of bisect: number of flights and worst delay by leg."""
+"""The program for the benchmark of bisect: number of flights, and worst delay, by leg."""
 
 import slackwater as sw
 from pyspark.sql import DataFrame

@@ -1,8 +1,8 @@
 """Peak memory of Spark's Python workers, found by polling all child processes.
 
-Mapped SSTs lie in the page cache, which the kernel can reclaim at any time; until then they count as resident in each
-worker that has read them. So there are two figures: all resident memory (RSS), and the worker's own (RSS without mapped
-files).
+Mapped SSTs are in the page cache, which the kernel can reclaim at any time. Until then, they count as resident in each
+worker that has read them. There are therefore two figures: all resident memory (RSS), and the worker's own (RSS without
+mapped files).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _SEARCH_EVERY = 5
 
 
 class Workers:
-    """Record peaks, in bytes, while `with Workers() as workers:` runs; they can be read during and after."""
+    """Records peaks, in bytes, while `with Workers() as workers:` runs.
+
+    They can be read during the block and after it.
+    """
 
     def __init__(self) -> None:
         self.resident = 0

@@ -9,7 +9,7 @@ from .row import Row
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Write an SVG with one bar per row: to the right if better than required, to the left if worse."""
+    """Write an SVG with one bar per row: to the right if the figure is better than required, to the left if worse."""
     from matplotlib.figure import Figure
 
     drawn = [(row, value) for row in reversed(rows) if (value := row.against_asked) is not None]

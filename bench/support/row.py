@@ -1,4 +1,4 @@
-"""Row of the table: a figure, its peer, and the result of the comparison with its limit."""
+"""Row of the table: a figure, its peer, and the comparison with its limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Row:
         ours: Our figure, with its unit.
         peer: Name and figure of the peer.
         ratio: Ratio of our figure to the peer's or to the limit, or the inverse.
-        asked: The limit of the ratio: ">= 1.5", "<= 1.2", "< 1", "= 1"; any other text is shown and not drawn.
+        asked: The limit of the ratio: ">= 1.5", "<= 1.2", "< 1", "= 1"; any other text is shown, but not drawn.
         reached: True if the ratio is within the limit.
     """
 
@@ -30,12 +30,12 @@ class Row:
 
     @classmethod
     def at_least(cls, what: str, ours: str, peer: str, ratio: float, limit: float) -> Row:
-        """Return a row with a ratio where more is better."""
+        """Return a row with a ratio for which more is better."""
         return cls(what, ours, peer, ratio, f">= {limit:g}", ratio >= limit)
 
     @classmethod
     def at_most(cls, what: str, ours: str, peer: str, ratio: float, limit: float) -> Row:
-        """Return a row with a ratio where less is better."""
+        """Return a row with a ratio for which less is better."""
         return cls(what, ours, peer, ratio, f"<= {limit:g}", ratio <= limit)
 
     @property

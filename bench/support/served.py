@@ -1,4 +1,4 @@
-"""An app, written without Spark, with a table of millions of keys and one of 200 columns; servers and load for it."""
+"""An app with a table of millions of keys and one of 200 columns, written without Spark; servers and load for it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ WIDE_TABLE = Table(
 )
 TOPIC = "orders"
 _GIVES_WAY = ("sh", "-c", '2>/dev/null echo 19 >/proc/self/autogroup; exec chrt --idle 0 "$@"', "sh")
-"""A command prefix that gives a process the lowest CPU priority. Where Linux schedules sessions as groups (autogroup),
-`nice` has an effect only within the session, and a job's JVM is in another one.
+"""A command prefix that gives a process the lowest CPU priority.
+
+Where Linux schedules sessions as groups (autogroup), `nice` has an effect only within a session, and a job's JVM is in
+another session.
 """
 
 
 def make(store: ObjectStore, cache: SstCache, keys: int) -> None:
-    """Write an app with a table of this many keys, as a running app has it, and a table of 200 columns."""
+    """Write an app with a table of this many keys, stored as in a running app, and a table of 200 columns."""
     apps.create_app(store, AppInfo(APP, 1))
     random = np.random.default_rng(8)
     numbers = np.arange(WIDE_KEYS)
@@ -61,12 +63,12 @@ def born(store: ObjectStore, cache: SstCache, name: str, table: Table, rows: pa.
 
 
 def tall_rows(numbers: np.ndarray, seq: int) -> pa.Table:
-    """Return rows of the table with many keys."""
+    """Return rows of the table that has many keys."""
     return pa.table({"leg": _names(numbers), "flights": numbers + seq, "delay": numbers / 4})
 
 
 def names(numbers: np.ndarray) -> list[str]:
-    """Return the names of keys by their numbers."""
+    """Return the names of the keys with these numbers."""
     return list(_names(numbers).to_pylist())
 
 
@@ -74,7 +76,7 @@ def names(numbers: np.ndarray) -> list[str]:
 def serving(
     store: str, cache: Path, *words: str, is_one_of_several: bool = False, gives_way: bool = False
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Run `slackwater serve`, and yield its URL and process. With `gives_way`, it has a lower CPU priority."""
+    """Run `slackwater serve`, and yield its URL and its process. With `gives_way`, it has a lower CPU priority."""
     port = choose_port()
     words = (*words, *(["--advertise", f"http://127.0.0.1:{port}"] if is_one_of_several else []))
     command = [sys.executable, "-m", "slackwater.cli.main", "serve", "--store", store, "--port", str(port), *words]
@@ -91,7 +93,7 @@ def serving(
 
 
 def targets(folder: Path, urls: Sequence[str], paths: Sequence[str]) -> Path:
-    """Write a vegeta file of GET requests, which go to the instances in turn."""
+    """Write GET requests to a file for vegeta. They go to the instances in turn."""
     file = folder / "targets"
     file.write_text("".join(f"GET {urls[number % len(urls)]}{path}\n" for number, path in enumerate(paths)))
     return file
@@ -105,7 +107,7 @@ def attack(
     *,
     gives_way: bool = False,
 ) -> dict[str, float]:
-    """Send requests at a constant rate with vegeta. Returns latency quantiles in ms and the share answered with 200.
+    """Send requests at a constant rate with vegeta. Returns latency quantiles in ms, and the share of answers 200.
 
     Also returns the server's CPU time per request in µs, which does not depend on other load on the machine.
     """

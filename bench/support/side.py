@@ -1,4 +1,4 @@
-"""One side of a comparison in a fresh process; how our app runs there; settings of the peers."""
+"""One side of a comparison, in a fresh process: runs our app or a peer's query. Also has the settings of the peers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from slackwater.pipeline.listener import BatchReport
 
 PEER = "SLACKWATER_BENCH_PEER"
-"""Variable that is set for the processes of a peer, so that their memory is not counted as our memory."""
+"""Variable that is set in a peer's processes, so that their memory is not counted as ours."""
 
 _ENDS_S = 60.0
-"""Time in seconds within which a process must exit after it has answered."""
+"""Seconds within which a process must exit after it has answered."""
 
 SPARK_STATE = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -38,11 +38,11 @@ SPARK_STATE = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
     ),
 }
-"""Spark's settings for large state: RocksDB, with a changelog for each batch and snapshots in the background."""
+"""Spark's settings for large state: RocksDB, with a changelog per batch, and snapshots in the background."""
 
 
 def run(module: str, *words: object, peer: bool = False, env: Mapping[str, str] | None = None) -> Any:
-    """Run `python -m bench.<module> <words>` and return the JSON that it prints; `env` overrides the environment.
+    """Run `python -m bench.<module> <words>`, and return the JSON that it prints. `env` overrides the environment.
 
     Raises:
         subprocess.CalledProcessError: The process failed; the reason is on its stderr.
@@ -65,7 +65,7 @@ def run(module: str, *words: object, peer: bool = False, env: Mapping[str, str] 
 
 
 def _end(process: subprocess.Popen[str], patience_s: float = _ENDS_S) -> None:
-    """Wait for a process that has answered to exit; kill it and its JVM if they hang.
+    """Wait until a process that has answered exits. If it hangs, kill it and its JVM.
 
     A JVM with Spark's RocksDB sometimes waits for its own threads and ignores signals.
     """
@@ -91,7 +91,7 @@ def reports(
     on_report: Callable[[BatchReport], None] = lambda _report: None,
     **more: Any,
 ) -> list[BatchReport]:
-    """Run our app until it has caught up. Returns the report of each commit; `on_report` gets each at once.
+    """Run our app until it has caught up. Returns the report of each commit; `on_report` gets each report at once.
 
     `batch` is `max_records`; `more` are further options.
     """
@@ -119,7 +119,7 @@ def reports(
 
 
 def sums_in_flight(bootstrap: str, store: str, columns: Sequence[str]) -> list[float]:
-    """Return the number of records that stage `bench` has sent and no stage has read, and sums of their columns."""
+    """Return how many records stage `bench` has sent that no stage has read, and the sums of their columns."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from slackwater.pipeline.kafka.channels import KafkaChannels
@@ -135,7 +135,7 @@ def sums_in_flight(bootstrap: str, store: str, columns: Sequence[str]) -> list[f
 
 
 class Batch(NamedTuple):
-    """Start of a batch in seconds since 1970, its duration as Spark reports it, and the number of rows that it read."""
+    """Start of a batch in seconds since 1970, its duration as Spark reports it, and its number of rows."""
 
     start: float
     seconds: float
@@ -166,13 +166,13 @@ def ends_ms(query: StreamingQuery) -> list[int]:
 
 
 def started(rows: DataFrame, checkpoint: Path, *, mode: str = "update") -> StreamingQuery:
-    """Start a peer's query and discard its results."""
+    """Start a peer's query, whose results are discarded."""
     query = rows.writeStream.outputMode(mode).format("noop").option("checkpointLocation", str(checkpoint))
     return query.start()
 
 
 def worked_off(query: StreamingQuery) -> list[int]:
-    """Let a query read all available input, then stop it. Returns `ends_ms`."""
+    """Let a query read all available input, and stop it. Returns `ends_ms`."""
     query.processAllAvailable()
     found = ends_ms(query)
     query.stop()
@@ -182,7 +182,7 @@ def worked_off(query: StreamingQuery) -> list[int]:
 def worked_off_with_sums(rows: DataFrame, checkpoint: Path, columns: Sequence[str]) -> tuple[list[int], list[float]]:
     """Run a query in append mode, like `worked_off`.
 
-    Also returns the number of its result rows and sums of columns.
+    Also returns the number of result rows, and the sums of their columns.
     """
     from pyspark.sql import functions as F
 

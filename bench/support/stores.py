@@ -1,4 +1,4 @@
-"""A store root over S3, where its server was built."""
+"""A store root in S3, if its server was built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of a table written directly, without a runner: for histories that would take hours to produce."""
+"""Versions of a table that are written without a runner, for histories that would take hours to produce."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ssts(
 
     Args:
         store: the store to write to.
-        cache: the writer's cache; None for none, and `base` is then not looked up.
+        cache: the writer's cache, or None; without a cache, `base` is not looked up.
         app: the app's name.
         stage: the stage's name.
         table: the table.
@@ -47,7 +47,7 @@ def ssts(
         seq: the version that writes the rows.
         level: the level of the SSTs.
         base: SSTs in which the previous version of each key is looked up.
-        before: the previous version of each key, 0 for none, if it is known; None to look it up.
+        before: the previous version of each key if it is known, 0 for a new key; None to look it up.
     """
     keys = rows.select([column.name for column in table.key])
     hashes, is_known = hash_keys(keys, keys.schema.names), before is not None
@@ -85,9 +85,9 @@ class Stage:
         inputs: dict[str, Input] | None = None,
         before: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Commit a batch that writes these rows (visible columns, each key once); `inputs` are its offsets.
+        """Commit a batch that writes these rows (visible columns, each key once). `inputs` are its offsets.
 
-        `before` has the version that wrote each key last; None to look it up.
+        `before` has the version that last wrote each key; None to look it up.
         """
         head = self.head
         place = self._store, self._cache, head.app, head.stage, self._table
@@ -95,7 +95,7 @@ class Stage:
         self._commit("batch", (*new, *head.ssts), inputs)
 
     def compact(self, *, full: bool = False) -> None:
-        """Run the merges that the table's policy calls for, or merge everything."""
+        """Run the merges that are due by the table's policy, or merge everything."""
         head = self.head
         picked = pick_for_manifest(head, full=full)
         done = [run_compaction(self._store, self._cache, head.app, head.stage, self._table, one) for one in picked]

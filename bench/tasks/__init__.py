@@ -1,1 +1,1 @@
-"""Benchmarks of a Spark task besides its state (decoding, placement), and of verbs and exports."""
+"""Benchmarks of a Spark task, apart from its state (decoding, placement), and of verbs and exports."""

@@ -1,8 +1,8 @@
-"""Decoding messages of a schema registry into columns, beside confluent-kafka's deserialisers: same bytes, one core.
+"""Messages of a schema registry decoded into columns, beside confluent-kafka's deserialisers: same bytes, one core.
 
 The readers of `sw.decode` convert a batch from one Arrow array to another, as in a Spark task. confluent-kafka's
-deserialisers convert one message at a time to a dict; making columns of the dicts is not included. Both sides know the
-schema already. The figure is CPU time of all threads.
+deserialisers convert one message at a time to a dict; turning the dicts into columns is not included. Both sides know
+the schema already. The figure is CPU time of all threads.
 """
 
 from __future__ import annotations

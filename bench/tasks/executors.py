@@ -1,4 +1,4 @@
-"""Cache hits of two executors with separate caches: the share of looked-up SSTs that a machine already has.
+"""Cache hits of two executors with separate caches: the share of SSTs for look-ups that a machine already has.
 
 `python -m bench.tasks.executors BOOTSTRAP FOLDER MASTER HOW` runs one side in a fresh process and prints JSON.
 

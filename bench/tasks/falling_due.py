@@ -1,6 +1,6 @@
 """Cost of closing windows: a large table of open windows, of which a few become final in every second batch.
 
-Every record of a batch changes a window that stays open. The watermark lags so far behind that each batch moves it past
+Every record of a batch changes a window that stays open. The watermark is so far behind that each batch moves it past
 the end of exactly one hour. `python -m bench.tasks.falling_due BOOTSTRAP FOLDER OPEN BATCH` runs the app in a fresh
 process until it has read the topic, and prints a JSON list: for each batch, the number of rows that fell due and its
 seconds.
@@ -36,9 +36,9 @@ _BEGIN_S = 1_356_998_400
 """2013-01-01, in seconds since 1970."""
 _HOUR_S = 3_600
 _BEHIND = 100
-"""Hours between the watermark and the windows that records change."""
+"""Number of hours between the watermark and the windows that records change."""
 _STAYING = WARM_UP + MEASURED + 1
-"""Number of hours whose windows records change, one per batch. The open windows are spread evenly over them."""
+"""Number of hours whose windows records change, one hour per batch. The open windows are spread evenly over them."""
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
@@ -81,7 +81,7 @@ def app_of(num_open: int, batch: int) -> sw.App:
 
 
 def _flights(messages: DataFrame, legs: int, batch: int) -> DataFrame:
-    """Return one row per number of the topic's ranges; a batch covers one hour."""
+    """Return one row for each number of the topic's ranges. A batch covers one hour."""
     from pyspark.sql import functions as F
 
     ends = F.split(F.col("value").cast("string"), ",").cast("array<long>")
@@ -98,7 +98,7 @@ def _flights(messages: DataFrame, legs: int, batch: int) -> DataFrame:
 
 
 def _write(root: Path, app: sw.App, bootstrap: str, num_open: int) -> None:
-    """Write the app with offsets at the beginning of its topic, and its open windows in large SSTs."""
+    """Write the app, with its offsets at the beginning of its topic and its open windows in large SSTs."""
     from msgspec.structs import replace
     from slackwater.pipeline.spark.session import spark_session
     from slackwater.store.objects.open import open_store
@@ -123,7 +123,7 @@ def _write(root: Path, app: sw.App, bootstrap: str, num_open: int) -> None:
 
 
 def _windows(hour: int, num: int) -> pa.Table:
-    """Return rows of one hour, one row per leg."""
+    """Return rows of one hour, with one row per leg."""
     us = 1_000_000 * (_BEGIN_S + _HOUR_S * hour)
     bounds = [pa.array(np.full(num, at), pa.timestamp("us", "UTC")) for at in (us, us + 1_000_000 * _HOUR_S)]
     legs = np.arange(num)

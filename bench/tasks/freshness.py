@@ -40,7 +40,7 @@ _LOOK_S = 0.1
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Compare the time from produced to readable through three stages with that of three Spark queries."""
+    """Compare the time until a record is readable after three stages with that after three Spark queries."""
     warm_up, measured = (10, 10) if quick else (WARM_UP, MEASURED)
     seconds: dict[str, list[float]] = {}
     for name in SIDES:

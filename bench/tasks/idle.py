@@ -21,8 +21,9 @@ IDLE_S = 180.0
 LIMIT = 1.0
 """Maximum cost in USD per month."""
 _OTHERS = 120
-"""Listings per hour by which a runner looks for other runners, as part of its heartbeats. They do not depend on its
-stages.
+"""Number of listings per hour by which a runner looks for other runners, as part of its heartbeats.
+
+They do not depend on its stages.
 """
 
 

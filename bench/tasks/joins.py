@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from slackwater.state.kinds.join import How
 
 BATCH = 200_000
-"""Records of each topic in a batch."""
+"""Number of records of each topic in a batch."""
 WARM_UP = 6
-"""Batches after which as many rows are removed from the state as are added."""
+"""Number of batches after which as many rows are removed from the state as are added."""
 MEASURED = 5
 DELAY, WITHIN = "10 minutes", "20 minutes"
 _BEGIN_US = 1_356_998_400_000_000
@@ -37,13 +37,13 @@ _BEGIN_US = 1_356_998_400_000_000
 _STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
 """Event time between two records of a partition."""
 _SAID = ("order", "payment")
-"""The column with a number of each side, summed over the pairs."""
+"""Each side's column with a number, which is summed over the pairs."""
 SIDES = ("slackwater", "spark")
 HOWS: dict[How, str] = {"inner": "joined", "left": "left outer joined"}
 
 
 class Found(NamedTuple):
-    """Result of one side: seconds from batch to batch; number of rows and sums of their values."""
+    """Result of one side: seconds from batch to batch, number of rows, and sums of their values."""
 
     seconds: list[float]
     sums: list[float]
@@ -120,7 +120,7 @@ def _spark(how: How, bootstrap: str, folder: Path, *topics: str) -> Found:
 
 
 def _timed(flights: DataFrame, said: str) -> DataFrame:
-    """Return legs, delays and event times; event time grows by a constant step from record to record of a partition."""
+    """Return legs, delays and event times. Event time grows by a constant step between records of a partition."""
     from pyspark.sql import functions as F
 
     event = F.from_json(F.col("value").cast("string"), "arr_delay double")

@@ -1,7 +1,7 @@
 """A table of 100 million keys: `init`, a batch, a restart and a look-up with an empty cache.
 
-This benchmark runs only if it is named, since it takes most of an hour, and needs 20 GB of disk. `init`, `state_size`
-and `restart` measure the same parts with up to 10 million keys.
+This benchmark runs only if it is named, since it takes most of an hour and 20 GB of disk. `init`, `state_size` and
+`restart` measure the same parts with up to 10 million keys.
 
 `python -m bench.tasks.large cold STORE KEYS` prints median requests and bytes of a look-up with an empty cache.
 
@@ -36,7 +36,7 @@ TRIES = 20
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
-    """Measure a table of 100 million keys, beside one of a million."""
+    """Measure a table of 100 million keys, beside a table of one million."""
     few, many = (10_000, 1_000_000) if quick else KEYS
     yield _init(folder, many)
     found = side.run("state_size", bootstrap, folder, state_size.ROUNDS, few, many)
@@ -86,7 +86,7 @@ def _init(folder: Path, keys: int) -> Row:
 
 
 def _cold(store: ObjectStore, keys: int) -> dict[str, float]:
-    """Return median requests and bytes of looking up one key without a cache."""
+    """Return the median requests and bytes of a look-up of one key without a cache."""
     import numpy as np
     import pyarrow as pa
     from slackwater.store.objects.counting import CountingStore

@@ -1,4 +1,4 @@
-"""Migrating a large table: the migration itself, look-ups in SSTs written before it, and the first batch after it.
+"""Migration of a large table: the migration itself, look-ups in SSTs from before it, and the first batch after it.
 
 `python -m bench.tasks.migrating BOOTSTRAP FOLDER SMALL LARGE` measures in a fresh process and prints JSON. One column
 is added, one renamed, one widened. Each figure is compared with the same app without a migration.
@@ -45,10 +45,10 @@ class Measured:
     """Seconds to plan and commit the migration, once Spark is up."""
     requests: int
     moved: int
-    """Bytes read and written during the migration: manifests and other small objects, but no SSTs."""
+    """Bytes read and written during the migration, for manifests and other small objects; SSTs are not touched."""
     lookup_before: float
     lookup_after: float
-    """Seconds of a look-up of `ASKED` keys."""
+    """Seconds that a look-up of `ASKED` keys takes."""
     batch_before: float
     batch_after: float
     """Milliseconds of a run's first batch."""
@@ -95,7 +95,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def _app(keys: int, *, changed: bool) -> sw.App:
-    """Return the program before the change or after it."""
+    """Return the program from before the change, or from after it."""
     import slackwater as sw
     from pyspark.sql import functions as F
 
@@ -153,7 +153,7 @@ def _measure(spark: SparkSession, bootstrap: str, folder: Path, keys: int) -> Me
 
 
 def _write(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str, keys: int) -> None:
-    """Write the table with all its keys, as a compaction would leave it."""
+    """Write the table with all of its keys, as a compaction would leave it."""
     from msgspec.structs import replace
     from slackwater.store.versions import commit
 
@@ -174,7 +174,7 @@ def _write(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str,
 
 
 def _look_ups(sides: list[tuple[ObjectStore, SstCache, Manifest]], keys: int) -> list[float]:
-    """Look up keys on all sides alternately. Returns the median seconds of each after warm-up."""
+    """Look up keys on all sides in turn. Returns the median seconds of each, without warm-up."""
     from slackwater.store.read.multi_get import multi_get
     from slackwater.store.sst.hashing import hash_keys
 

@@ -1,7 +1,7 @@
 """Cost of a batch by number of Kafka partitions: time of a small batch and of the first commit.
 
 The input is the same events in 4 and in 1,000 Kafka partitions, read on two cores. Partitions are read in groups, at
-most one group for each core, so a batch has as many tasks with many partitions as with few.
+most one per core, so a batch has as many tasks with many partitions as with few.
 
 `python -m bench.tasks.partitions BOOTSTRAP TOPIC FOLDER BATCH` runs one side in a fresh process and prints a JSON
 object: seconds from commit to commit, from the start of the run to the first commit, and of the first batch. With a
@@ -24,15 +24,15 @@ from ..throughput import app_of, spark_batches
 
 PARTITIONS = (4, 1_000)
 SMALL = 2_000
-"""Rows of a small batch."""
+"""Number of rows in a small batch."""
 BATCHES = 16
 WARM_UP = 4
 LARGE = 5_000_000
-"""Records of a backlog that is read as one batch."""
+"""Number of records in a backlog that is read as one batch."""
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Compare a small batch, and the first commit, on 1,000 Kafka partitions with the same on 4 Kafka partitions."""
+    """Compare a small batch, and the first commit, on 1,000 Kafka partitions with those on 4."""
     folder.mkdir(parents=True, exist_ok=True)
     few, many = (_small(bootstrap, folder, partitions) for partitions in PARTITIONS)
     few_s, many_s = median(few["seconds"]), median(many["seconds"])

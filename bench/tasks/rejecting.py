@@ -32,11 +32,9 @@ ASKED = {10_000: {1: 5.0, **SEVERAL}, 400_000: {1: 3.0, **SEVERAL}}
 """
 COUNTS = (1, *SEVERAL)
 EACH = 2
-"""Number of batches with each number of poison records. The first one is not counted, because the JVM compiles then."""
+"""Number of batches for each number of poison records. The first is not counted, because the JVM compiles then."""
 FIRST = 2
-"""Number of additional batches with one poison record at the start, because the code that searches for the records is
-new then.
-"""
+"""Number of additional batches with one poison record at the start, when the search for records is not compiled yet."""
 WHERE = ("json", "cast", "raise_error", "UDF", "mapInPandas", "state")
 IN_LARGE = ("json", "mapInPandas", "state")
 """Kinds of failures that are also measured in large batches: an expression, a function over rows, and a function of a
@@ -45,7 +43,7 @@ state.
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
-    """Compare batches with poison records to batches without."""
+    """Compare batches with poison records with batches without."""
     counts = [COUNTS[0]] * FIRST + [count for count in COUNTS for _ in range(EACH)]
     for where in WHERE[-1:] if quick else WHERE:
         for batch, limits in [*ASKED.items()][: 2 if where in IN_LARGE and not quick else 1]:
@@ -65,7 +63,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def _fill(bootstrap: str, topic: str, where: str, batch: int, counts: Sequence[int]) -> None:
-    """Write warm-up batches, then batches with these counts of poison records, each followed by a clean batch."""
+    """Write warm-up batches, then batches with these numbers of poison records, each followed by a clean batch."""
     random = np.random.default_rng(3)
     bad = b'{"delay":' if where == "json" else b'{"delay":"none"}'
     for count in (*[0] * WARM_UP, *(more for each in counts for more in (each, 0))):

@@ -3,8 +3,8 @@
 The same table is stored in 4 and in 512 state partitions, and processed on two cores. A batch writes one SST per task,
 so neither its puts nor its manifest may grow with the number of state partitions.
 
-Small batches have fewer tasks than there are hash ranges. The saving is counted without Spark: puts and bytes of
-batches and merges with one task per range, and with the number of tasks that the runner chooses.
+Small batches have fewer tasks than there are hash ranges. The saving is counted without Spark: the puts and bytes of
+batches and merges, with one task per range and with the number of tasks that the runner chooses.
 
 `python -m bench.tasks.scale BOOTSTRAP TOPIC FOLDER PARTITIONS BATCH` runs one side in a fresh process and prints a JSON
 object: seconds from commit to commit, puts by version, and bytes of the last manifest.
@@ -26,7 +26,7 @@ from .storage import manifests
 
 PARTITIONS = (4, 512)
 SMALL = 1_000
-"""Rows of a small batch."""
+"""Number of rows in a small batch."""
 BATCHES = 24
 WARM_UP = 6
 STAGE = "legs"
@@ -98,9 +98,9 @@ def _small_batches(folder: Path) -> list[Row]:
 
 
 def _written(folder: Path, tasks: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Write small batches with this many tasks to a table of `KEYS` keys; run the merges that are due after each.
+    """Write small batches with this many tasks to a table of `KEYS` keys. Runs the merges that are due after each.
 
-    Returns puts and then bytes, each as a pair: of batches and of merges.
+    Returns puts, then bytes, each as a pair: those of batches and those of merges.
     """
     import numpy as np
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Session windows with a watermark beside Spark's `groupBy(session_window)`: same source, sessions and machine.
+"""Session windows with a watermark, beside Spark's `groupBy(session_window)`: same source, sessions and machine.
 
 One hour of event time is six batches. A leg's session ends after five minutes without an event; the watermark delay is
 ten minutes.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 WARM_UP = 5
-"""Batches after which as many sessions end as begin."""
+"""Number of batches after which as many sessions end as begin."""
 MEASURED = 6
 GAP = "5 minutes"
 _SAID = ("flights", "delay")
@@ -36,7 +36,7 @@ SIDES = ("slackwater", "spark")
 
 
 class Found(NamedTuple):
-    """Result of one side: seconds from batch to batch; number of closed sessions and sums of their values."""
+    """Result of one side: seconds from batch to batch, number of closed sessions, and sums of their values."""
 
     seconds: list[float]
     sums: list[float]
@@ -68,7 +68,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def app_of(topic: str) -> sw.App:
-    """Return an app that counts and sums flights by leg and session; closed sessions go to a repartition topic."""
+    """Return an app that counts and sums flights by leg and session. Closed sessions go to a repartition topic."""
     import slackwater as sw
 
     app = sw.App("bench")

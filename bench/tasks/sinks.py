@@ -32,12 +32,12 @@ BATCH = 400_000
 WARM_UP = 3
 MEASURED = 6
 LATE = 60.0
-"""Minutes of delay in a batch above which a leg is published. A tenth of the legs exceed it."""
+"""Minutes of delay in a batch above which a leg is published: a tenth of the legs."""
 SIDES = ("with", "without")
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Compare publishing with a plain producer, and a batch with a sink with a batch without."""
+    """Compare publishing with a plain producer, and a batch with a sink with a batch without one."""
     records = RECORDS // 10 if quick else RECORDS
     ours, plain = publishing(bootstrap, folder, records, rounds=1 if quick else 3)
     seconds = batches(bootstrap, folder, rounds=1 if quick else 2)
@@ -76,7 +76,7 @@ def publishing(bootstrap: str, folder: Path, records: int, *, rounds: int) -> tu
 
 
 def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> float:
-    """Return the seconds from when the publisher is notified of the records until all are published."""
+    """Return the seconds from when the publisher learns of the records until all of them are published."""
     import slackwater as sw
     from msgspec.structs import replace
     from slackwater.pipeline.kafka.messages import send_messages, split_into_messages
@@ -154,9 +154,9 @@ def _produced(bootstrap: str, keys: list[bytes], values: list[bytes], topic: str
 
 
 def batches(bootstrap: str, folder: Path, *, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds from batch to batch with a sink and without, without warm-up.
+    """Return the seconds from batch to batch, with a sink and without, after the warm-up.
 
-    Runs alternate, since machines drift.
+    Runs alternate, since a machine's speed drifts.
     """
     from slackwater.pipeline.kafka.open import open_kafka
 
@@ -172,7 +172,7 @@ def batches(bootstrap: str, folder: Path, *, rounds: int) -> dict[str, list[floa
 
 
 def add(rows: pa.Table, state: pa.Table, *, tells: bool) -> pa.Table | tuple[pa.Table, pa.Table]:
-    """Add the rows to count and sum of each leg; with `tells`, also emit the legs that are late in this batch."""
+    """Add the rows to each leg's count and sum. With `tells`, also emit the legs that are late in this batch."""
     added = rows.group_by("_key", use_threads=False).aggregate([("arr_delay", "sum")])["arr_delay_sum"]
     flights = pc.add(pc.fill_null(state["flights"], 0), np.bincount(rows["_key"].to_numpy()))
     delay = pc.add(pc.fill_null(state["delay"], 0.0), added)
@@ -182,7 +182,7 @@ def add(rows: pa.Table, state: pa.Table, *, tells: bool) -> pa.Table | tuple[pa.
 
 
 def app_of(topic: str, sink: str) -> sw.App:
-    """Return an app that counts and sums flights by leg; late legs go to the sink if there is one."""
+    """Return an app that counts and sums flights by leg. Late legs go to the sink, if there is one."""
     import slackwater as sw
 
     from ..throughput import _legs

@@ -1,9 +1,9 @@
-"""Trial of a release on a million keys and a million records: rows reported, and the time of a trial of 1 % of keys.
+"""Trial of a release on a million keys and a million records: the reported rows, and the time for 1 % of the keys.
 
 Times are relative to the smallest trial: one record on the same state. Its clone, migration, query start and first
 batch do not depend on the number of records or keys.
 
-Everything is measured twice: with the records read from Kafka, and from the app's input archive.
+Everything is measured twice: with records from Kafka, and with records from the app's input archive.
 
 `python -m bench.tasks.trial BOOTSTRAP FOLDER TOPIC SHARE` runs one trial in a fresh process and prints JSON: its
 seconds without Spark's start, and the numbers of keys rightly and wrongly reported. SHARE is `100%` for all keys, and
@@ -27,7 +27,7 @@ from ..support.row import Row
 _TOPIC = "bench-trial"
 _CHANGED = 1_000
 _TURNS = 3
-"""Number of trials of each kind, which alternate. The median is shown, because a trial varies by half a second."""
+"""Number of trials of each kind, which alternate. The median counts, because a trial varies by half a second."""
 _PROGRAM = """
 import slackwater as sw
 from pyspark.sql import functions as F

@@ -1,8 +1,8 @@
-"""Windowed aggregation with a watermark beside Spark's `groupBy(window)`: same source, query and machine.
+"""Windowed aggregation with a watermark, beside Spark's `groupBy(window)`: same source, query and machine.
 
-One hour of event time is six batches, so that batches open windows, and the watermark closes some. The watermark delay
-is ten minutes. `python -m bench.tasks.windows slackwater|spark BOOTSTRAP FOLDER TOPIC` runs one side in a fresh process
-until it has read the topic, and prints a JSON list: seconds from batch to batch.
+One hour of event time is six batches, so that batches open windows and the watermark closes some of them. The watermark
+delay is ten minutes. `python -m bench.tasks.windows slackwater|spark BOOTSTRAP FOLDER TOPIC` runs one side in a fresh
+process until it has read the topic, and prints a JSON list: seconds from batch to batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 WARM_UP = 9
-"""Batches after which each side has windows of two hours in its state."""
+"""Number of batches after which each side has the windows of two hours in its state."""
 MEASURED = 6
 SIDES = ("slackwater", "spark")
 

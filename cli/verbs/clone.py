@@ -90,9 +90,9 @@ def rm(
 ) -> None:
     """Remove a clone, or all expired clones.
 
-    Like app rm, but refuses promoted clones and apps that are no clones. Releases the files that the source kept for
-    it. With --expired, clones that are running, protected or sources of clones are kept (exit code 1); --fence stops a
-    runner.
+    Like app rm, but refuses promoted clones and apps that are not clones. Releases the files that the source kept for
+    the clone. With --expired, clones that are running, protected or sources of clones are kept (exit code 1); --fence
+    stops a runner.
     """
     if bool(name) == expired:
         raise Usage("clone rm takes the name of a clone, or --expired", hint="slackwater clone list shows the clones")

@@ -291,8 +291,8 @@ def archive(
     """Show the input archives of an app, and fill them from Kafka.
 
     With input = "30d" under [retention] in slackwater.toml, a run archives what it reads as Parquet, for replays,
-    bisects, trials and input('TOPIC') of a query. --from adds what the app read before the archive was turned on.
-    Resumable.
+    bisects, trials and input('TOPIC') of a query. --from adds records that the app read before the archive was turned
+    on. Resumable.
     """
     with session.progress() as progress:
         result = session.app(app_name).archive(start or None, dry_run=dry_run, on_progress=progress)

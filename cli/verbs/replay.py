@@ -137,10 +137,10 @@ def learn_tests(
 ) -> None:
     """Write tests from the history, for each branch of a program.
 
-    Runs the program in memory on rejected records and others from several parts of the history, and keeps the few that
-    reach each condition's outcomes (of Python, of Arrow's masks, and of Spark's where and when), are rejected or late,
-    or change a row again. The file test_APP.py has these records, masked, and the rows that they give; pytest runs it
-    without Kafka. The same command writes it again. The app is not touched.
+    Runs the program in memory on records from several parts of the history, including rejected records. Keeps a few
+    records that reach each outcome of each condition (of Python, of Arrow's masks, and of Spark's where and when), are
+    rejected or late, or change a row again. The file test_APP.py has these records, masked, and the resulting rows;
+    pytest runs it without Kafka. A repeated command overwrites the file. The app is not touched.
     """
     require_extras("spark", "learning tests")
     from ...testing.learn.learn import learn_tests as learn

@@ -54,8 +54,8 @@ def take(
 ) -> None:
     """Take a snapshot of a running app without pausing it.
 
-    Markers in the topics between stages (Chandy-Lamport) make it consistent. It keeps in-flight records; no state is
-    copied. gc never deletes what it reaches.
+    Markers in the topics between stages (Chandy-Lamport) make the snapshot consistent. It includes in-flight records;
+    no state is copied. gc keeps all its versions.
     """
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     with session.progress() as progress:

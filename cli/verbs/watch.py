@@ -50,8 +50,8 @@ def watch(
     fail, prints its rows, bisects for the commit that broke it, writes a report, and calls its on_failure. Runs until
     Ctrl-C or SIGTERM.
 
-    With `--on-fail propose`, also replays that commit for the records at fault, computes the rows without them, and
-    posts one message with the command that would take them out. Nothing is changed. Values are hidden.
+    With `--on-fail propose`, also replays that commit to find the records at fault, computes the rows without these
+    records, and posts one message with the command that would remove them. Changes nothing. Values are hidden.
     """
     from ...client.searches import WatchedApp
     from ...pipeline.run.stopping import stop_signals

@@ -39,7 +39,7 @@ class ResetOptions(GuardedOptions, total=False):
     """Move an app's offsets, as kafka-consumer-groups does.
 
     Commits a new version per stage; the next run continues there. Tables are not rolled back (use rewind): re-read
-    records are counted again, skipped ones are lost; --dry-run shows how many.
+    records are counted again, skipped records are lost; --dry-run shows how many.
     """
 
     all_topics: Annotated[bool, Param("All topics that the app reads, except its own repartition topics.")]
@@ -58,7 +58,7 @@ class PromoteOptions(GuardedOptions, total=False):
     """Blue/green cut-over: give a clone the app's name and sinks.
 
     Waits until both apps reach the same offsets, and briefly holds them there. The old app publishes the rows up to
-    these offsets, the clone the rows after: a read_committed consumer sees each row once. The old app becomes `APP~1`
+    these offsets, the clone the later rows: a read_committed consumer sees each row once. The old app becomes `APP~1`
     and stops.
     """
 
@@ -84,11 +84,12 @@ class EditOptions(GuardedOptions, total=False):
 
 
 class RepairOptions(GuardedOptions, total=False):
-    """Take records out of the past of their keys, or replace them.
+    """Remove records from the past of their keys, or replace them.
 
-    Replays the keys' later records without them, in all stages, and commits the rows that differ, one version per
-    stage: the tables are then those of an app that never read the records. Sinks with the table's key get the new
-    rows, or tombstones. The app may run; it reads nothing meanwhile. A repeated command finishes an interrupted one.
+    Replays the keys' later records without the removed records, in all stages, and commits the rows that differ, one
+    version per stage. The tables are then as if the app had never read the records. Sinks with the table's key get the
+    new rows, or tombstones. The app may run; it reads no records meanwhile. A repeated command finishes an interrupted
+    repair.
     """
 
     undo: Annotated[bool, Param("Undo the newest repair: its records count again.")]
@@ -130,10 +131,10 @@ class KeysOptions(TypedDict, total=False):
 class ForgetOptions(KeysOptions, GuardedOptions, total=False):
     """Delete keys from everything that an app has stored (GDPR).
 
-    Deletes them from every version, snapshot, in-flight and rejected record, input archive and clone by rewriting the
-    objects that hold them. No tombstones and no record of the keys remain. A record is deleted if a field from which
-    the program takes the key equals the key. The app may be running. --dry-run lists what would be deleted, and what
-    is out of reach.
+    Deletes the keys from every version, snapshot, in-flight and rejected record, input archive and clone, by rewriting
+    the objects that hold them. No tombstones and no record of the keys remain. A record is deleted if a field from
+    which the program takes the key equals the key. The app may be running. --dry-run lists what would be deleted, and
+    what is out of reach.
     """
 
 
@@ -155,9 +156,9 @@ class CompactOptions(TypedDict, total=False):
 class RetentionOptions(TypedDict, total=False):
     """Delete expired versions and unreferenced objects.
 
-    [retention] in slackwater.toml has the rules; an option overrides the rule of the same name. Versions that no rule
-    keeps are deleted; without rules, all history is kept. Snapshots, clones, and versions that a stage has not read yet
-    are always kept. The app may be running.
+    [retention] in slackwater.toml has the rules; an option overrides the rule of the same name. Deletes versions that
+    no rule keeps; without rules, all history is kept. Snapshots, clones, and versions that a stage has not read yet are
+    always kept. The app may be running.
     """
 
     all_ms: Annotated[int | None, Param("Keep every version younger than this.")]
@@ -192,8 +193,8 @@ class RemoveOptions(RemoveCloneOptions, total=False):
 class RefreshOptions(GuardedOptions, total=False):
     """Recreate a clone from the newest moment of its source.
 
-    Keeps the name, topics, sinks, masks, owner, purpose and time to live, which starts again. What the clone has done
-    is lost.
+    Keeps the name, topics, sinks, masks, owner and purpose. The time to live starts again. Versions that the clone
+    committed are lost.
     """
 
     fence: Fence
@@ -278,8 +279,9 @@ class FailoverOptions(TypedDict, total=False):
     """Fail over to a replica: make it an app in its own store.
 
     If the original store is reachable, copies the versions that the replica lacks, and fences the app there. Carries
-    in-flight records into topics of this Kafka. Topics continue at the app's offsets, or in a mirror after the last
-    record that the app had read. Shows what is lost. The app cannot run before the recovery is complete.
+    in-flight records into topics of this Kafka. Topics continue at the app's offsets; a mirror continues after the last
+    record that the app had read. Shows the lost versions and records. The app cannot run before the recovery is
+    complete.
     """
 
     mirror: Annotated[
@@ -318,7 +320,7 @@ class InitOptions(TypedDict, total=False):
     """Begin a stage's table with imported rows, as version 1.
 
     The rows need exactly the columns that the program declares, and one row per key. Atomic. The first `slackwater run`
-    continues from there. Other stages begin empty, at the given offsets or where the program says.
+    continues from there. Other stages begin empty, at the given offsets or at the program's.
     """
 
     sql: Annotated[str, Param("A DuckDB query that returns the rows, instead of FILE.", "SQL")]

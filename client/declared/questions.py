@@ -8,7 +8,7 @@ from ...common.arguments import Param
 from ...store.versions.keys import NAME
 
 When = str | date | timedelta
-"""A moment: the text after the `@` of a ref, a `datetime`, a `date` (its start), or a `timedelta` back from now."""
+"""A moment: the text after the `@` of a ref, a `datetime`, a `date` (its start), or a `timedelta` before now."""
 _NAME_OR_NONE = {"pattern": rf"^({NAME})?$", "max_length": 200, "examples": ["carriers"]}
 _OFFSET = {"pattern": r"^[a-zA-Z0-9._-]{1,249}:[0-9]{1,6}:[0-9]{1,19}$"}
 _SQL = {"max_length": 100_000}
@@ -100,7 +100,7 @@ class RejectedOptions(TypedDict, total=False):
 
     The table STAGE_rejected has them, with payload, headers and stack trace. With --retry, the runner processes them
     again between two batches; if the app is stopped, its next run does. Records that pass are marked as retried in the
-    same commit; the others stay.
+    same commit; other records stay.
     """
 
     stage: Annotated[str, Param("Only records of this stage. Default: all.", "STAGE", limits=_NAME_OR_NONE)]
@@ -111,9 +111,9 @@ class ReconcileOptions(TypedDict, total=False):
     """Compare a table with external numbers.
 
     The numbers are in a file (Parquet, CSV, JSON), a DuckDB query, a URL, or another table. Counts the keys that agree,
-    differ, and are on one side only. Shows for each differing key the version since which the rows differ, and the
-    records that are missing in the row, with the reason: never in the topic, not read yet, rejected, late, filtered,
-    and so on. Exits with 1 if anything differs.
+    differ, and are on one side only. For each differing key, shows the version since which the rows differ, and the
+    missing records with the reason: never in the topic, not read yet, rejected, late, filtered, and so on. Exits with 1
+    if anything differs.
     """
 
     on: Annotated[
@@ -148,9 +148,9 @@ class ReconcileOptions(TypedDict, total=False):
 class WhyNotOptions(TypedDict, total=False):
     """Show why records are not in a table's row.
 
-    Finds the key's records in the input archive and in Kafka by the table's lineage, and follows each from version to
-    version: it was never in the topic, is not read yet, was rejected, was late, and so on. What is not proved or not
-    known is said.
+    Finds the key's records in the input archive and in Kafka by the table's lineage. Follows each record from version
+    to version: it was never in the topic, is not read yet, was rejected, was late, and so on. Unproved reasons and
+    unknown facts are marked.
     """
 
     record: Annotated[str, Param("Only this record: topic[partition]@offset.", "RECORD")]
@@ -164,7 +164,7 @@ _BATCHES = Param("Maximum batches to replay; 0 for all.", "N", default=100, limi
 
 
 class WhyOptions(TypedDict, total=False):
-    """Options of `why`, the question which records made a row."""
+    """Options of `why`, which shows the records that made a row."""
 
     minimal: Annotated[bool, Param("Also find the smallest set of records that gives the row.")]
     payloads: Annotated[bool, Param("Also show keys, values and headers of the records.")]

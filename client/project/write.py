@@ -22,14 +22,14 @@ _FILES = {
     "workflow.yml": ".github/workflows/ci.yml",
     "gitignore": ".gitignore",
 }
-"""Path in the project, by template. Templates of Python files do not end in .py, since they are no modules."""
+"""Path in the project, by template. Templates of Python files do not end in .py, because they are not modules."""
 _TAKEN = {"feed", "slackwater", "pyspark", "confluent_kafka", "pytest"}
 """Modules that the written files import. A program with such a name would hide the module."""
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A project that was written, or would be by a dry run."""
+    """Files of a project, written or (in a dry run) to be written."""
 
     app: str
     module: str
@@ -41,7 +41,7 @@ class Project:
 
 
 def module_of(app: str) -> str:
-    """Return the module name of an app's program. It differs from the names of modules that the program imports."""
+    """Return the module name of an app's program, which differs from all modules that the program imports."""
     module = app.replace("-", "_")
     if module.isidentifier() and not keyword.iskeyword(module) and module not in _TAKEN | sys.stdlib_module_names:
         return module
@@ -49,10 +49,10 @@ def module_of(app: str) -> str:
 
 
 def write_project(app: str, folder: Path | None = None, *, dry_run: bool = False) -> Project:
-    """Write the files of a new app into a folder, by default a folder with the app's name. Replaces no file.
+    """Write the files of a new app into a folder, by default a folder with the app's name. Overwrites no file.
 
     Raises `Usage` for an invalid app name. Raises `Refused`, and writes nothing, if a file exists with other text or
-    the folder cannot be made.
+    the folder cannot be created.
     """
     check_name("app", app)
     module, folder = module_of(app), folder or Path(app)

@@ -1,1 +1,1 @@
-"""Proposals of repairs for broken invariants: their text, and the channels on which they are sent."""
+"""Proposals of repairs for broken invariants: their text, and the channels that deliver them."""

@@ -1,6 +1,6 @@
-"""Proposal of a repair: the cause of a broken invariant, the rows without its records, and the command to get them.
+"""Proposal of a repair: the cause of a broken invariant, the repaired rows, and the command that repairs them.
 
-Nothing is changed: the repair is computed as by `repair --dry-run`.
+No state changes: the repair is only computed, as by `repair --dry-run`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN_RECORDS = 10
 
 @dataclass(frozen=True, slots=True)
 class ChangedRow:
-    """Row that the repair would change: its table and key, and its differing columns on both sides, as text."""
+    """Row that the repair would change: table, key, and the differing columns before and after, as text."""
 
     table: str
     key: str
@@ -35,7 +35,7 @@ class ChangedRow:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Message to somebody who decides on a repair. `command` is empty if no repair is proposed."""
+    """Message for a person who decides on a repair. `command` is empty if no repair is proposed."""
 
     app: str
     invariant: str
@@ -86,16 +86,16 @@ def propose_repair(
     mask: Mask,
     progress: Callable[[str], None] = lambda _doing: None,
 ) -> Proposal:
-    """Return a proposal for a broken invariant. Errors of the repair's plan become the reason why there is no command.
+    """Return a proposal for a broken invariant. If the repair cannot be planned, the proposal has the error instead.
 
     Args:
         client: the store, Kafka and settings.
         verdict: the commit that broke the invariant.
-        explanation: the cause of that commit, by replay.
+        explanation: the cause of that commit, determined by replays.
         invariant: the broken invariant.
-        code: the file of the program that ran; None takes the one in the settings.
+        code: the file of the program that ran; None for the program in the settings.
         report: the report's path, if there is one.
-        mask: hides or shows values of keys and rows.
+        mask: formatter that shows or hides values of keys and rows.
         progress: called with a line about the current step.
     """
     cause = explanation.cause
@@ -138,7 +138,7 @@ def propose_repair(
 
 
 def _records_at_fault(explanation: TracedCause) -> tuple[RecordLocation, ...]:
-    """Return the records to take out: of a duplicate, only the copy. None of an unproved cause."""
+    """Return the records to remove: of duplicates, only the second record; none for an unproved cause."""
     cause = explanation.cause
     if not cause.proved or cause.record is None or cause.one_of is not None:
         return ()

@@ -1,4 +1,4 @@
-"""Channels of a proposal: a webhook that takes JSON, Slack's incoming webhooks, and a file for a GitHub issue."""
+"""Channels of a proposal: a webhook that accepts JSON, Slack's incoming webhooks, and a file for a GitHub issue."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _TIMEOUT_S = 10.0
 
 
 def post_proposal(proposal: Proposal, url: str, form: PostFormat) -> None:
-    """POST a proposal, with retries. Not even errors show the URL beyond its host, since it is a secret of webhooks.
+    """POST a proposal, with retries. Errors show only the host of the URL, because the URL of a webhook is a secret.
 
     Raises:
-        Usage: the URL is not one of http or https.
-        Refused: the server answers that it does not take the message.
+        Usage: the URL's scheme is neither http nor https.
+        Refused: the server rejects the message.
         Unavailable: the server does not answer.
     """
     try:
@@ -51,9 +51,10 @@ def post_proposal(proposal: Proposal, url: str, form: PostFormat) -> None:
 
 
 def write_issue(proposal: Proposal, folder: Path) -> Path:
-    """Write a proposal as the Markdown text of a GitHub issue; return the file. Raises `Refused`.
+    """Write a proposal as Markdown text of a GitHub issue, and return the file. Raises `Refused`.
 
-    The first line is the title. The name is that of the failure, so a failure that is found again replaces its file.
+    The first line is the title. The file is named after the failure, so the next report of the same failure overwrites
+    it.
     """
     path = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '-', f'{proposal.app}-{proposal.invariant}')}.issue.md"
     with atomic_file(path, "--issues") as temporary:

@@ -43,7 +43,7 @@ class Reconciled(Displayable):
     """Comparison of a table with external rows."""
 
     full_result: Reconciliation
-    """Numbers of keys; and for each explained key, the version since which it differs, and the reasons."""
+    """Counts of keys; and for each explained key, the version since which it differs, and the reasons."""
 
     @property
     def equal(self) -> bool:
@@ -76,7 +76,7 @@ class WhyNot(Displayable):
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """The program with which to replay what stored objects do not prove; without `code`, nothing is replayed."""
+    """Program for replays, used if stored objects do not prove a reason. Without `code`, no batch is replayed."""
 
     code: str | Path | None = None
     progress: Callable[[str], None] = lambda _doing: None
@@ -128,7 +128,7 @@ def explain_absence(
 
 
 def open_theirs(client: Backends, theirs: pa.Table | str | Path | OtherTable) -> Theirs:
-    """Return the rows that a Python value or a text names: rows in memory, a file, a query, a URL or a table."""
+    """Return the external rows that a Python value or text names: rows in memory, a file, query, URL or table."""
     if isinstance(theirs, pa.Table):
         return theirs
     if isinstance(theirs, str) and names_table(theirs):

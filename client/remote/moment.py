@@ -61,13 +61,13 @@ class ServedObject(Displayable):
 
 @check_method_arguments
 class ServedMoment(ServedObject):
-    """A moment on a server, used like `Moment`; its versions stay fixed, even if it was requested as `now`."""
+    """A moment on a server, used like `Moment`. Its versions never change, even if it was requested as `now`."""
 
     def __init__(self, http: Http, app: str, when: str, stage: str, document: dict[str, Any]) -> None:
         self.ref = f"{app}{'/' if stage else ''}{stage}@{when}"
         self.versions: dict[str, int] = document["versions"]
         self.offsets: dict[str, list[int]] = document["offsets"]
-        """Next offset of each partition by users' topic, up to which all tables include the input."""
+        """Next offset of each partition, by users' topic, up to which all tables include the input."""
         self.thinned_out: Thinned | None = msgspec.convert(document["thinned_out"], register_type(Thinned | None))
         self.when, self.stage = when, stage
         """Moment and stage that the ref names."""
@@ -83,8 +83,8 @@ class ServedMoment(ServedObject):
     def _ask_unchanged(self, ask: Callable[[], T], versions_of: Callable[[T], dict[str, int]]) -> T:
         """Return the answer of the function `ask`, if it is about the versions of this moment.
 
-        If the server's `now` has advanced, calls `ask` a second time, by the time of this moment. Raises `Refused` if
-        the second answer is also about different versions.
+        If the server's `now` has advanced, calls `ask` again with the time of this moment. Raises `Refused` if the
+        second answer is about different versions, too.
         """
         answer = ask()
         if self.when == "now" and versions_of(answer) != self.versions:

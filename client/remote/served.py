@@ -213,7 +213,9 @@ class ServedApp(ServedObject, NewestMomentMethods):
     def reconcile(
         self, table: str, theirs: str, *, at: When = "now", limit: int = 50, **options: Unpack[ReconcileOptions]
     ) -> dict[str, Any]:
-        """Compare a table with another one, `app/table@moment`; return the document of `slackwater reconcile --json`.
+        """Compare a table with another table, `app/table@moment`.
+
+        Returns the document of `slackwater reconcile --json`.
 
         See `AppHistory.reconcile`. Batches are replayed if the server has the program. Raises the errors of `diff`.
         """

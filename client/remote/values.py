@@ -18,7 +18,7 @@ from ...store.versions.codec import register_type
 
 
 def key_to_text(key: object) -> str:
-    """Return a key as text, the form in which a server takes it."""
+    """Return a key as text, in the format of the server."""
     return format_key(key if isinstance(key, tuple) else (key,))
 
 

@@ -24,7 +24,7 @@ def plan_repair(
     code: str | Path | None,
     progress: Callable[[str], None],
 ) -> RepairPlan:
-    """Return what a repair that takes these records out would change; see `StoredApp.repair`. Changes nothing."""
+    """Return the changes that a repair without these records would make; see `StoredApp.repair`. Changes nothing."""
     with open_program_file(client, app, _program_path(client, app, code), progress) as program:
         from ...operations.repair.records.commit import RepairCall
 

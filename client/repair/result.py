@@ -1,4 +1,4 @@
-"""Output of a repair: the rows that it changes, and what sinks got that would be other rows."""
+"""Output of a repair: changed rows, and rows of sinks that the repair withdraws or adds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @operation_result
 def repair_result(done: RepairDone, *, dry_run: bool) -> BlockGenerator:
-    """Return the result of a repair: the changed rows of each stage, and what its sinks got."""
+    """Return the result of a repair: the changed rows of each stage, and the affected rows of its sinks."""
     from ...operations.repair.records.changes import shown_rows
 
     plan, app = done.plan, done.plan.app

@@ -9,7 +9,7 @@ from ...common.durations import format_rounded
 MAX_SHOWN = 10
 _BAR_WIDTH = 40
 _IN_DOUBLE_QUOTES = re.compile(r'["$`\\!]')
-"""Characters with a meaning in double quotes."""
+"""Characters that have a special meaning within double quotes of a shell."""
 
 
 def count(number: int | None) -> str:

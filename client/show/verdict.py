@@ -188,10 +188,10 @@ def _next_steps(outcome: Verdict, explanation: TracedCause | None, clone: str) -
 
 
 def ref_to_clone(outcome: Verdict, explanation: TracedCause | None) -> str:
-    """Return the newest moment before the bad record, as far as it is known; empty without an earlier version.
+    """Return the newest known moment before the bad record; empty without an earlier version.
 
-    This is the last good moment, or an earlier moment if an upstream stage read the record. At the last good moment,
-    the rows that the upstream stage made from the record are in flight, and a clone would read them.
+    The result is the last good moment, or an earlier moment if an upstream stage read the record. At the last good
+    moment, rows that the upstream stage made from the record may be in flight, and a clone would read them.
     """
     path = explanation.named_record_path if explanation is not None else None
     if path is None or len(path.hops) < 2 or not outcome.good_ref:
@@ -322,7 +322,7 @@ def cause_facts(cause: Cause) -> Iterator[Block]:
 
 
 def evidence_rows(cause: Cause) -> Iterator[tuple[str, Cell]]:
-    """Yield the evidence of a cause under headings, except values that the cause's sentence contains."""
+    """Yield the evidence of a cause with headings, except for values that the cause's sentence contains."""
     evidence = cause.evidence
     for name, value in evidence.items():
         heading = name.replace("_", " ")
@@ -442,7 +442,7 @@ def search_explanation_result(search: SearchSession) -> Result:
 
 
 def pending_answer_result(search: SearchSession, cut: Cut, num_left: int) -> Result:
-    """Return the result that asks the user to judge a moment; the user has to judge about `num_left` more."""
+    """Return the result that asks the user to judge a moment. About `num_left` more moments need a judgement."""
     app, ref = search.asked.app, search.wanted or ""
     stage = ref.partition("/")[2].partition("@")[0]
     table = stage if stage in cut.tables else next(iter(cut.tables), "")

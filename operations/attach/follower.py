@@ -1,4 +1,4 @@
-"""Process that follows a Spark query until stopped, with heartbeats, merges and garbage collection in threads."""
+"""Process that follows a Spark query or a topic until stopped. Threads do heartbeats, merges and garbage collection."""
 
 import logging
 from collections.abc import Callable
@@ -26,7 +26,7 @@ OnVersion = Callable[[FollowedVersion], None]
 
 @dataclass(slots=True)
 class Follower:
-    """Claims the stage of one query, and follows the query with a `Tail`."""
+    """Claims the stage of one query or topic, and follows it with a `Tail`."""
 
     tail: Tail
     store: ObjectStore

@@ -14,7 +14,7 @@ APPENDED = "_appended"
 """Boolean column of tables of changes: True if the row's list has only the elements that were appended."""
 
 EXISTS, DUE_AT = "has_state", "due_at"
-"""Last two columns of a function's state with a timeout: True if the state exists, and the timeout's time."""
+"""Last two columns of the state of a function with a timeout: True if the state exists, and the timeout's time."""
 
 
 def has_timeout(values: pa.Schema) -> bool:
@@ -56,7 +56,7 @@ class ReadableBatch:
     committed_ms: int
     """Time of Spark's commit, milliseconds since 1970 UTC."""
     non_kafka: frozenset[str] = frozenset()
-    """Sources other than Kafka. Their offsets count files or seconds instead of records."""
+    """Sources that are not Kafka topics. Their offsets count files or seconds instead of records."""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     """Kafka's ids of the topics, if known."""
     read_ms: int = 0
@@ -64,7 +64,7 @@ class ReadableBatch:
 
 
 class ClaimNeeded(Exception):
-    """The tables have new columns, or a topic was created again: another claim records that."""
+    """The tables have new columns, or a topic was created again. A new claim records the change."""
 
 
 class ReadableCheckpoint(Protocol):
@@ -98,7 +98,7 @@ class ReadableCheckpoint(Protocol):
     def read_rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
         """Return a table's rows (key and values) at the end of a batch. Raises `Gone`.
 
-        Rows with a column `DELETED` are a log: the row with the largest `RECORD_OFFSET` is the row of its key.
+        Rows with a column `DELETED` are a log: of the rows of a key, the row with the largest `RECORD_OFFSET` is valid.
         """
 
     def read_changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
@@ -117,10 +117,13 @@ class FollowedCheckpoint(ReadableCheckpoint, Protocol):
         """Formats of a topic's keys and values, as a user names them; empty for a checkpoint."""
 
     def resume(self, head: Manifest | None, /) -> None:
-        """Continue after the last batch that a version has. A checkpoint numbers its batches itself."""
+        """Continue after the last batch in a version.
+
+        Checkpoints ignore the call, because Spark numbers their batches.
+        """
 
     def claimed_inputs(self, draft: Manifest, /) -> Mapping[str, Input]:
-        """Return the inputs of a claim: as in the version before, except for a topic that was created again."""
+        """Return the inputs of a claim: those of the previous version, except for a topic that was created again."""
 
     def newest_batch(self) -> int:
         """Return the last committed batch, -1 for none. Thread-safe."""

@@ -1,4 +1,4 @@
-"""Writer of SSTs for a followed batch, from its changes, or by comparing a whole state with the stored rows.
+"""Writer of SSTs for a followed batch, from its changes, or from comparing a whole state with the stored rows.
 
 Memory is bounded by the changed rows and a few SSTs: DuckDB sorts a whole state, on disk if it is large, and the state
 is compared with the stored rows one hash range at a time.
@@ -270,7 +270,7 @@ class RowWriter:
 
 
 def _log_columns(rows: Iterable[pa.RecordBatch]) -> tuple[list[pa.Field], Iterator[pa.RecordBatch]]:
-    """Return the column `DELETED` if rows are a log, and all rows."""
+    """Return the column `DELETED` if the rows are a log, and all rows."""
     batches = iter(rows)
     first = next(batches, None)
     if first is None:
@@ -285,7 +285,7 @@ def _cast_log(rows: pa.RecordBatch, columns: Sequence[Column], flag: list[pa.Fie
 
 
 def _newest_rows(rows: pa.Table, key: list[str]) -> pa.Table:
-    """Return the newest row of each key of a log, without deleted ones. Rows that are no log are returned as is."""
+    """Return the newest row of each key of a log, without deleted rows. Other rows are returned unchanged."""
     if DELETED not in rows.column_names:
         return rows
     rows = normalise_keys(rows.take(pc.sort_indices(rows[RECORD_OFFSET])), key)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from ...errors import Refused
 
 MAX_BATCHES = 16
-"""Maximum number of batches in one read. It is small, so that the query removes none of them during the read."""
+"""Maximum number of batches in one read. A small number, so that the query removes no batch during the read."""
 SMALL_BACKLOG = 2
-"""Number of waiting batches up to which the number of batches per version is halved."""
+"""Maximum number of waiting batches at which the number of batches per version is halved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ Step = ReadChanges | ReadWholeState
 
 
 def adapt_batches_per_version(waiting: int, last_read: int, arrived: int, current: int) -> int:
-    """Return the number of batches per version for the next versions. `current` is the number until now.
+    """Return the next number of batches per version. `current` is the number so far.
 
     The number is halved if at most `SMALL_BACKLOG` batches are `waiting`. It is doubled if the backlog does not shrink:
     the last read had `last_read` batches (0 for none), and at least as many batches `arrived` since. Otherwise the
@@ -61,9 +61,9 @@ def next_step(
 
     `next_batch` is the first batch without a version. `committed` are the batches that the checkpoint has. `available`
     is a function that returns the batches with a whole state; it lists all files, so it is called only if changes
-    cannot be read. `misses` is the number of consecutive reads that failed because files were deleted: after each such
-    failure, a later state is chosen, and finally the newest. A whole state is required for the first version, and for a
-    new table.
+    cannot be read. `misses` is the number of consecutive reads that failed because files were deleted. After each such
+    failure, a later state is chosen, and finally the newest state. The first version, and a new table, require a whole
+    state.
 
     Raises `Refused` if versions have batches that the checkpoint lacks, because the query was rolled back.
     """

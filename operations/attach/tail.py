@@ -1,4 +1,7 @@
-"""Follower of a query or topic: claims a stage, then commits a version for each batch, or for several if it lags."""
+"""Follower of a query or topic: claims a stage, then commits a version for each batch.
+
+Batches are combined if it lags.
+"""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""`slackwater recover --drill`: tries out a recovery on a clone of the replica, and verifies the result.
+"""`slackwater recover --drill`: recovers a clone of the replica, to test a recovery, and verifies the result.
 
 The app, the replica's cut and their topics are not touched: the clone has its own name, versions and channels, and
 shares the SSTs of the replica. A drill reads all bytes of the replica's tables, and compares the tables with the app's
@@ -33,7 +33,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class TableCheck:
-    """Check of one table of the replica's cut."""
+    """Result of checking one table of the replica's cut."""
 
     table: str
     version: int
@@ -57,7 +57,7 @@ class DrillResult:
     tables: tuple[TableCheck, ...]
     replica: Report
     recovered: Report
-    """Check of the clone, which has the state from which a recovered app would continue."""
+    """Verification of the clone, which has the state from which a recovered app would continue."""
     versions: Mapping[str, int]
     steps: tuple[tuple[str, int], ...]
 
@@ -74,7 +74,7 @@ class DrillResult:
 
 
 _NOT_OF_RECOVERY = ("compare with the app", "read the replica", "read the recovered app", "remove the clone")
-"""Steps of a drill that a recovery does not have."""
+"""Steps of a drill that are not part of a recovery."""
 
 
 def drill(
@@ -152,7 +152,7 @@ def _verified(target: ObjectStore, app: str, clone: str, clock: StepTimer) -> tu
 
 
 class _AcceptingTopics:
-    """Kafka that accepts every topic. A drill checks offsets earlier, and its clone never runs."""
+    """Kafka stand-in that accepts every topic. A drill checks offsets before, and its clone never runs."""
 
     def __init__(self, kafka: KafkaTopics) -> None:
         self.ends, self.commit_positions, self.copy = kafka.ends, kafka.commit_positions, kafka.copy

@@ -30,7 +30,7 @@ class Primary:
 
 
 class RecoveredElsewhere(Refused):
-    """Raised if an app was already recovered from a different replica, where it may run now."""
+    """The app was already recovered from a different replica, and may run there."""
 
     def __init__(self, app: str, root: str, runs: str) -> None:
         super().__init__(
@@ -42,7 +42,7 @@ class RecoveredElsewhere(Refused):
 def inspect_primary(store: ObjectStore | None, root: str, app: str, created_ms: int, to: str) -> Primary:
     """Return the state of the app in its old store. Errors are returned as `Primary.unreachable`.
 
-    An earlier recovery to the root `to` fenced the app by claims. The returned newest versions leave these claims out.
+    If an earlier recovery to the root `to` fenced the app by claims, these claims are left out of the newest versions.
     """
     if store is None:
         return Primary(root, {}, "it was not contacted")

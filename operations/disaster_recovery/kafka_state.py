@@ -19,7 +19,7 @@ from ...store.versions import history, published
 from ...store.versions.manifest import Manifest
 
 ANCHOR_COUNT = 16
-"""Number of anchors of each partition: large enough that their sequence is unlikely to occur twice in a topic."""
+"""Number of anchors per partition, chosen so that their sequence is unlikely to occur twice in a topic."""
 
 
 def copy_in_flight_records(
@@ -32,8 +32,8 @@ def copy_in_flight_records(
 ) -> tuple[tuple[Captured, ...], str]:
     """Copy the in-flight records of a cut for snapshot `name`. Returns the copies and an error message.
 
-    The error message says why records are missing; it is empty if all were copied. Records that the target already has
-    in a snapshot of `keepers` are not read from Kafka again.
+    The error message explains why records are missing; it is empty if all were copied. Records that the target already
+    has in a snapshot of `keepers` are not read from Kafka again.
     """
     missing, captured = [], []
     for state in in_flight(source, cut):
@@ -53,7 +53,7 @@ def copy_unpublished_rows(
 ) -> tuple[tuple[UnpublishedSinkRows, ...], str]:
     """Copy the rows that sinks had not published at a cut. Returns the copies and an error message.
 
-    The error message says why rows are missing; it is empty if all were copied.
+    The error message explains why rows are missing; it is empty if all were copied.
     """
     unpublished: list[UnpublishedSinkRows] = []
     for head in cut.stages.values():

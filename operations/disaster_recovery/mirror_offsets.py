@@ -46,7 +46,7 @@ class SourcePartition:
 
 
 def mirrored_name(kafka: KafkaTopics, topic: str, alias: str) -> str:
-    """Return the name of a mirrored topic: `alias.topic`, as MirrorMaker 2 names it, or the unchanged name.
+    """Return the name of a mirrored topic: `alias.topic`, the name that MirrorMaker 2 uses, or the unchanged name.
 
     Raises `NotFound` if neither topic exists.
     """
@@ -136,7 +136,7 @@ def match_anchors(
     """Find the sequence of anchors in a mirror's records. Returns at most the first two matches. Pure.
 
     `records` are the mirror's records from offset `start` to `end`. If the records end within the sequence of anchors,
-    or there are no records, the match has the offset `end`.
+    or without records, the match has the offset `end`.
     """
     expected, matches = [anchor.digest for anchor in anchors], list[AnchorMatch]()
     last: deque[str] = deque(maxlen=len(expected))

@@ -33,7 +33,7 @@ class FailoverTerms:
     topics: Mapping[str, str] = field(default_factory=dict)
     """Topics with a new name in the new Kafka, by the name that the program declares."""
     offsets: Mapping[str, int] = field(default_factory=dict)
-    """Start offset by `TOPIC[PARTITION]`, named by the old topic. These offsets are not checked."""
+    """Start offset by `TOPIC[PARTITION]`, with the topic's old name. These offsets are not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,10 @@ class RecoveryPlan:
     primary: Primary
     inputs: Mapping[tuple[str, str], tuple[Input, tuple[StartOffset, ...]]]
     again: Mapping[str, int]
-    """Number of records after the start offsets, by topic; 0 if unknown. The app may already have read some of them."""
+    """Number of records after the start offsets, by topic; 0 if unknown.
+
+    The app may already have read some of these records.
+    """
     rereads: tuple[str, ...]
     in_flight: tuple[InFlight, ...]
     keeper: Snapshot | None
@@ -117,7 +120,7 @@ def make_plan(
 
 
 class MissingRecords(Refused):
-    """Raised if in-flight records of a cut no longer exist."""
+    """In-flight records of a cut no longer exist."""
 
 
 def _plan_for_cut(

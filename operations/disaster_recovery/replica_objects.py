@@ -4,10 +4,10 @@ Senders are copied before their receivers, and older versions of a stage before 
 newest versions in the replica are a consistent cut, and no record between a sender's and its receiver's version is
 missing.
 
-Before objects are deleted, the replica's boundary is written (`store.versions.horizon`). The boundary keeps two sets of
-versions: the versions that the app's boundary keeps, and the versions that snapshots of the replica pin, for example
-for a clone of the replica. Then objects that the app no longer has are deleted. The app's SSTs are listed before its
-boundary is read, so the listing has all SSTs of the versions that the boundary keeps.
+Before objects are deleted, the replica's boundary is written (`store.versions.horizon`). The boundary keeps the
+versions of the app's boundary, and the versions that snapshots of the replica pin, for example for a clone of the
+replica. Afterwards, objects that the app no longer has are deleted. The app's SSTs are listed before its boundary is
+read, so the listing has all SSTs of the versions that the boundary keeps.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -88,7 +88,7 @@ def required_versions(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
 
 
 def copy_reader_objects(copier: Copier, app: str) -> None:
-    """Copy the objects without which versions cannot be read: migrations, promotions, records of erasures.
+    """Copy the objects that readers of versions need: migrations, promotions, records of erasures.
 
     If such an object refers to other objects, the other objects are copied first.
     """
@@ -152,7 +152,7 @@ def copy_other_objects(copier: Copier, app: str) -> None:
 
 
 def list_deleted(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[ObjectInfo]:
-    """Yield objects of the target that the app no longer has. Manifests and SSTs are left out."""
+    """Yield objects of the target that the app no longer has, except manifests and SSTs."""
     for place in (*census.prefixes_copied_alongside(app), keys.forgotten(app)):
         copies = list(target.list(place))
         existing = {info.key for info in store.list(place)} if copies else set()
@@ -260,7 +260,7 @@ def _named(target: ObjectStore, app: str, stage: str, version: int) -> frozenset
 
 
 def update_boundary(target: ObjectStore, app: str, todo: CopyPlan, *, by: str) -> Boundary:
-    """Update the replica's boundary, so that it keeps the versions that the app or the replica's snapshots need.
+    """Update the replica's boundary, which keeps the versions that the app or the replica's snapshots need.
 
     Returns the boundary. The replica's snapshots include the snapshot of the newest cut, so the boundary may be updated
     before that cut is recorded. Raises `Refused` if another process updates the boundary at the same time.

@@ -1,4 +1,4 @@
-"""Checks that a store root holds the replica of an app, and that only replication has written to it."""
+"""Checks that a store root has the replica of an app, and that only replication has written to the replica."""
 
 from contextlib import suppress
 from dataclasses import dataclass

@@ -59,7 +59,7 @@ _CUT_INTERVAL_MS = 60_000
 
 
 class _LostRace(Exception):
-    """Raised if another process that replicates to the same root was first to record a cut or boundary."""
+    """Another process that replicates to the same root was first to record a cut or boundary."""
 
 
 @dataclass(frozen=True, slots=True)

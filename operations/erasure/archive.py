@@ -26,7 +26,7 @@ from .held import HeldObject, KeySearch
 _ROUNDS = 100
 """Maximum number of attempts to replace objects. An attempt fails if another process changes the archive meanwhile."""
 _PAUSES = 20
-"""Maximum number of pauses for runners to archive their records. Offsets still missing afterwards are reported."""
+"""Maximum number of pauses for runners to archive their records. Offsets that are still missing are then reported."""
 
 
 ARCHIVE_KIND = "input archive"
@@ -85,7 +85,7 @@ def find_unreferenced(search: KeySearch) -> Iterator[tuple[HeldObject, bool]]:
     """Yield archive objects that the newest index does not name and that hold a requested key.
 
     Objects that cannot be decoded are yielded as well. The second yielded value is True if an earlier index names the
-    object: then no later index will name it. It is False for an orphan, and for an object that was put just now.
+    object, so that no later index will name it. It is False for an orphan, and for a very new object.
     """
     store, app = search.member.store, search.member.app
     for archive in search.archives():

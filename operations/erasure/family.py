@@ -23,7 +23,7 @@ from ...store.versions.side_tables import all_ssts, find_owner, table_name
 
 _KEY_FORMAT = "TABLE=KEY, with a JSON array for a key of several columns"
 _MAX_KEYS = 1_000_000
-"""Maximum number of keys of one call. All of them are in memory."""
+"""Maximum number of keys of one call, because all keys are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RequestedKeys:
     tables: Mapping[str, tuple[tuple[object, ...] | str, ...]]
     """Keys by table. A key is unparsed text, or a tuple with the values of the key columns."""
     other_spellings: tuple[str, ...] = ()
-    """Other spellings of the keys, such as upper case, that the program turns into one of the keys of any table."""
+    """Other spellings of the keys, such as upper case, that the program turns into a key of any table."""
 
     @classmethod
     def parse(cls, keys: Iterable[str], files: Iterable[Path] = (), also: Iterable[str] = ()) -> "RequestedKeys":

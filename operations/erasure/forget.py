@@ -1,7 +1,7 @@
 """`slackwater forget`: removes keys from all objects of an app and its clones, in one step for each app.
 
-1. Put a journal in each app. Snapshots, garbage collections and erasures of other keys that start later are refused.
-   The journal has a salted hash of the keys, by which the same command recognises an interrupted call.
+1. Put a journal in each app. From now on, snapshots, garbage collections and erasures of other keys are refused. The
+   journal has a salted hash of the keys, by which a repeated command recognises the interrupted call.
 2. Rewrite SSTs and in-flight records that hold a key, under new names without the key.
 3. Record the replacements in the app's index (`store.versions.forgotten`), for all SSTs that its versions name,
    including SSTs of other apps. From now on no reader finds the key at any version.
@@ -12,8 +12,8 @@
 6. Delete the replaced objects, and unreferenced objects that hold a key. Mask keys in the texts of edits. Delete the
    journal.
 
-Each step examines the current objects and does not depend on an earlier call, so the same call finishes an interrupted
-one. Replaced objects are deleted last: readers that still use the old names find no object, and retry
+Each step examines the current objects and does not depend on an earlier call, so a repeated call finishes an
+interrupted erasure. Replaced objects are deleted last: readers that still use the old names find no object, and retry
 (`retry_if_forgotten`).
 """
 
@@ -85,7 +85,7 @@ class ErasureResult:
     For a dry run, rows and records that would be removed.
     """
     unread: tuple[HeldObject, ...] = ()
-    """Channels with unread records that hold a requested key. Reading them would bring the key back."""
+    """Channels with unread records that hold a requested key. A stage that reads them would store the key again."""
     unproved: tuple[UndecidedRecords, ...] = ()
 
 

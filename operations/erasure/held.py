@@ -69,8 +69,8 @@ class HeldObject:
     what: str
     """Kind of object: `SST`, `rejected records`, `records in flight`, `input archive`, `edit` or `log of operations`.
 
-    `records not read yet` stands for a topic, whose name is in `object`. A search with `deep` also has the kinds `a
-    value` and `a text`.
+    `records not read yet` means a topic, named in `object`. A search with `deep` also has the kinds `a value` and `a
+    text`.
     """
     table: str
     """Table, channel or topic; empty if there is none."""
@@ -138,7 +138,7 @@ class KeySearch:
             self.declared.check(self.requested.tables, [*self.fields.declared_names, *archives])
 
     def check_fields_known(self) -> None:
-        """Raise `Refused` if keys may be made from fields of stored records that are not known."""
+        """Raise `Refused` if keys may come from unknown fields of stored records."""
         inputs = [
             name
             for archive in self.archives()

@@ -1,4 +1,4 @@
-"""List of data that an erasure does not reach: topics, which expire by retention, and data outside the store."""
+"""Data that an erasure does not reach: topics, which expire by retention, and data outside the store."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +18,10 @@ class OutOfReach:
     """Data that may hold a key and that an erasure cannot remove."""
 
     what: str
-    """Kind of data: a topic (`input`, `channel`, `sink's own topic`, `sink's topic`), `archive`, `checkpoint`,
-    `iceberg`, `deep clone`, `handed out`, `sink`, `table`, `cache` or `replica`.
+    """Kind of data that may hold a key.
+
+    One of `input`, `channel`, `sink's own topic` and `sink's topic` (topics), `archive`, `checkpoint`, `iceberg`, `deep
+    clone`, `handed out`, `sink`, `table`, `cache` and `replica`.
     """
     name: str
     retention_ms: int | None = None

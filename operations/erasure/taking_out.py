@@ -36,7 +36,7 @@ class Rewriter:
     removed: dict[str, RewrittenObject] = field(default_factory=dict)
 
     def adopt_replacements(self, search: KeySearch, index: ForgottenIndex) -> None:
-        """Add the replacements from an app's index, so that other apps that share the replaced SSTs use them."""
+        """Add the replacements from an app's index, so that other apps that share the replaced SSTs use them, too."""
         for name, sst in index.ssts.items():
             self.replacements[name] = None if sst is None else replace(sst, root=search.member.store.at(sst.root).url)
 
@@ -101,7 +101,7 @@ class Erasure:
     on_progress: Progress
     rewriter: Rewriter = field(default_factory=Rewriter)
     journals: set[str] = field(default_factory=set)
-    """Ids of the journals of this erasure. An earlier call of the same erasure may have begun them."""
+    """Ids of the journals of this erasure, including journals of an earlier interrupted call."""
 
     def update_journal(self) -> None:
         """Add the rewritten objects to the erasure's journal, so that a resumed call can report them."""

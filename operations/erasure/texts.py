@@ -1,8 +1,8 @@
 """Masks for requested keys in texts of users: statements and messages of edits, entries of the log of operations.
 
-A key is masked as an SQL literal that equals it, as `TABLE=KEY` and `TABLE KEY`, and as a number that is compared with
-the key's column. As a word in a sentence it is masked if it has at least three characters: shorter words occur in too
-many unrelated sentences.
+These forms of a key are masked: an equal SQL literal, `TABLE=KEY`, `TABLE KEY`, and a number that is compared with the
+key's column. A word in a sentence is masked only if it has at least three characters, because shorter words occur in
+too many unrelated sentences.
 """
 
 import re

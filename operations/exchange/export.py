@@ -210,8 +210,8 @@ class ExportedTable(Struct, frozen=True):
 class ExportedChannel(Struct, frozen=True):
     """In-flight records from one stage to another, as exported.
 
-    If several stages have not consumed a record of the channel, it is listed once, for the stage that has read
-    furthest. The stages behind it have not consumed it either.
+    A record that several stages have not consumed is listed once, for the stage that has read furthest. The other
+    stages have not consumed the record either.
     """
 
     channel: limits.Name

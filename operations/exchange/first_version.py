@@ -66,8 +66,8 @@ def load_first_version(
     """Return the first version of a stage that a program file declares. Starts Spark for the schemas.
 
     The app is named `app`. Each of `offsets` is `topic=where`, with the topic's declared name. Other topics begin at
-    the time `at`, or as the program declares if `at` is empty; in an existing app this applies to the stage's own
-    topics.
+    the time `at`, or, if `at` is empty, as the program declares. In an existing app, only the stage's own topics are
+    affected.
 
     Raises:
         Usage: an offset or a time cannot be parsed.

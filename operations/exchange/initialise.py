@@ -84,7 +84,7 @@ def sort_by_hash(
 
 
 def count_slots(table: Table, num_bytes: int) -> int:
-    """Return the number of slots (hash ranges) into which rows are split; the rows of each slot fill about one SST."""
+    """Return the number of slots (equal hash ranges) of a table. The rows of a slot fill about one SST."""
     partitions, size = table.partitions, table.compaction.target_file_bytes
     return partitions << max(0, ceil(log2(max(1, num_bytes / (partitions * size)))))
 
@@ -117,7 +117,7 @@ _SEQ = 1
 _LEVEL = 1
 """Level of the SSTs: 1, because the SSTs form one sorted run. SSTs of level 0 would have to be merged."""
 _MAX_WORKERS = 4
-"""Maximum number of threads that encode SSTs. Each has the rows of an SST in memory twice."""
+"""Maximum number of threads that encode SSTs. Each thread has two copies of an SST's rows in memory."""
 
 
 @dataclass(slots=True)

@@ -1,1 +1,1 @@
-"""Compacted topics, such as changelogs of Kafka Streams, as sources that `attach` follows."""
+"""Compacted topics, such as changelogs of Kafka Streams, as sources for `attach`."""

@@ -1,8 +1,9 @@
-"""Formats of a topic's keys and values: bytes that Kafka Streams' serialisers wrote, as Arrow columns.
+"""Formats of a topic's keys and values: decoding of the bytes of Kafka Streams' serialisers to Arrow columns.
 
-A window store's changelog appends a window's start and a sequence number to the key (`WindowKeySchema.toStoreKeyBinary`
-of Kafka Streams), a topic of windowed keys only the start (`WindowKeySchema.toBinary`), and sessions their end and
-start (`SessionKeySchema.toBinary`). All numbers are big-endian.
+The changelog of a window store appends the window's start and a sequence number to the key
+(`WindowKeySchema.toStoreKeyBinary` of Kafka Streams). A topic of windowed keys appends only the start
+(`WindowKeySchema.toBinary`). A session's end and start are appended to its key (`SessionKeySchema.toBinary`). All
+numbers are big-endian.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 
 
 class BadValue(Exception):
-    """A key or value cannot be decoded. `row` is its number in the array."""
+    """A key or value cannot be decoded. `row` is the index of the key or value in the array."""
 
     def __init__(self, row: int, why: str) -> None:
         super().__init__(why)
@@ -24,29 +25,32 @@ class BadValue(Exception):
 
 
 class NewFields(Exception):
-    """Values have fields that the format's type lacked, and has now."""
+    """Values have new fields, which the format's type did not have. The type now includes them."""
 
 
 class Format(ABC):
     """Format of all keys, or of all values, of a topic."""
 
     type: pa.DataType = pa.null()
-    """Type of the decoded values; a struct's fields become columns. Null until `learn`."""
+    """Type of the decoded values. Fields of a struct become columns. The null type until `learn` is called."""
 
     def learn(self, samples: pa.BinaryArray, stored: pa.StructType | None) -> None:  # noqa: B027
-        """Choose the type. It extends `stored`, the struct of the stored columns, if there are any.
+        """Choose the type from samples. The type extends `stored`, the struct of the stored columns; None without any.
 
         Raises `BadValue` and `Refused`.
         """
 
     @abstractmethod
     def decode(self, data: pa.BinaryArray) -> pa.Array:
-        """Return the decoded values, as an array of `type`. `data` has no nulls. Raises `BadValue` and `NewFields`."""
+        """Return the decoded values as an array of `type`. `data` must have no nulls.
+
+        Raises `BadValue` and `NewFields`.
+        """
 
 
 @dataclass(slots=True)
 class Plain(Format):
-    """A string, bytes, or a number with a fixed size."""
+    """Format of strings, bytes, and numbers of a fixed size."""
 
     name: str
     TYPES: ClassVar = {
@@ -91,12 +95,12 @@ def _is_utf8(value: bytes) -> bool:
 
 _TIME = pa.timestamp("us", "UTC")
 _MAX_MS = 253_402_300_800_000
-"""The year 10000. A later window start shows that the bytes are something else."""
+"""Start of the year 10000 in ms. A larger window start proves that the bytes have another format."""
 
 
 @dataclass(slots=True)
 class Windowed(Format):
-    """A key followed by its window: columns of the key, then `window_start`, and `window_end` for sessions."""
+    """Format of windowed keys: columns of the key, then `window_start`, and for sessions `window_end`."""
 
     inner: Format
     is_session: bool = False
@@ -137,12 +141,12 @@ class Windowed(Format):
 
 
 def fields_of(kind: pa.DataType, name: str) -> list[pa.Field]:
-    """Return the fields of a struct; for another type, one field with this name."""
+    """Return the fields of a struct type; for another type, a single field with this name."""
     return list(kind) if pa.types.is_struct(kind) else [pa.field(name, kind)]
 
 
 def columns_of(values: pa.Array) -> list[pa.Array]:
-    """Return the columns of a struct array, null where the struct is null; for another array, the array."""
+    """Return the columns of a struct array, null for a null struct; for another array, the array itself."""
     return list(values.flatten()) if pa.types.is_struct(values.type) else [values]
 
 
@@ -151,5 +155,4 @@ def struct_of(columns: list[pa.Array], kind: pa.DataType) -> pa.StructArray:
 
 
 def is_empty(kind: pa.DataType) -> bool:
-    """Return True for a type without any columns."""
     return pa.types.is_null(kind) or (pa.types.is_struct(kind) and not kind.num_fields)

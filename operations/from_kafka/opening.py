@@ -1,4 +1,4 @@
-"""Opens a topic for `attach`: the formats that a user names, or those of the stage's last attachment."""
+"""Opening of a topic for `attach`, with the formats that the user names, or the formats of the last attachment."""
 
 from collections.abc import Mapping
 
@@ -28,18 +28,21 @@ _HINT = (
 
 
 def default_stage(topic: str, app: str) -> str:
-    """Return the stage's name for a topic: Kafka Streams names changelogs `<application.id>-<store>-changelog`."""
+    """Return the default stage name for a topic.
+
+    Kafka Streams names changelogs `<application.id>-<store>-changelog`.
+    """
     return valid_name(topic.removeprefix(f"{app}-").removesuffix(_CHANGELOG), "topic")
 
 
 def open_topic(
     store: ObjectStore, kafka: Kafka, source: str, names: tuple[str, str], formats: Mapping[str, str]
 ) -> FollowedTopic:
-    """Open the topic that `kafka:TOPIC` names for a stage; `names` are those of app and stage.
+    """Open the topic `kafka:TOPIC` for a stage. `names` are the names of app and stage.
 
-    `formats` are the user's, by option: `key`, `value`, `columns` (types of fields, `NAME TYPE, …`), `registry`. Those
-    of the last attachment stand for missing ones. Raises `Usage` for an unknown format, `NotFound` if the topic does
-    not exist, and `Refused` if its records cannot be decoded.
+    `formats` has the user's formats by option: `key`, `value`, `columns` (types of fields, `NAME TYPE, …`), `registry`.
+    Missing options are taken from the last attachment. Raises `Usage` for an unknown format, `NotFound` if the topic
+    does not exist, and `Refused` if its records cannot be decoded.
     """
     topic = source.removeprefix(PREFIX)
     head = history.head(store, *names)

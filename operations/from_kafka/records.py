@@ -1,4 +1,4 @@
-"""Records of a topic as rows of a table: decoded keys and values, and the address of the record."""
+"""Records of a topic as table rows: decoded keys and values, and the record's location."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ _UNMERGED_ROWS = 100_000
 
 @dataclass(slots=True)
 class RecordReader:
-    """Reads a topic's records as rows. Raises `Refused` for a record that cannot be decoded, with its address."""
+    """Reads a topic's records as rows. Raises `Refused`, with the record's location, if a record cannot be decoded."""
 
     kafka: Kafka
     topic: str
@@ -44,12 +44,12 @@ class RecordReader:
 
     @property
     def value_schema(self) -> pa.Schema:
-        """Columns of the values. A field that is named as a column of the key, or of slackwater, gets a prefix."""
+        """Columns of the values. A field gets a prefix if its name is used by a key column or by slackwater."""
         taken, fields = _taken_names(self.key_schema), fields_of(self.value.type, "value")
         return pa.schema([*(inner.with_name(_column_of(inner.name, taken)) for inner in fields), *_ADDRESS])
 
     def learn(self, samples: pa.Table, stored: tuple[pa.Schema, pa.Schema] | None) -> None:
-        """Choose the columns from some records; `stored` are the stored columns of key and value."""
+        """Choose the columns from sample records. `stored` has the stored columns of key and value."""
         for side, kind, known in (("key", self.key, _stored_key(stored)), ("value", self.value, _stored_value(stored))):
             there = samples.filter(pc.is_valid(samples[side]))
             self._call(partial(kind.learn, stored=known), side, there)
@@ -66,12 +66,12 @@ class RecordReader:
             )
 
     def samples(self, *reads: Sequence[Range]) -> pa.Table:
-        """Return the records of several reads, undecoded. Raises `Gone`."""
+        """Return the undecoded records of several reads. Raises `Gone`."""
         parts = [batch for spans in reads for batch in self._chunks([span for span in spans if span.first < span.last])]
         return pa.Table.from_batches(parts, _READ)
 
     def rows(self, spans: Sequence[Range], topic_id: str) -> Iterator[pa.Table]:
-        """Yield the rows of records, in order in each partition: key, values, address, and `DELETED` for tombstones.
+        """Yield rows in partition order: key, values, location, and `DELETED` for tombstones.
 
         Records without a key are left out. Raises `Gone`, `NewFields` and `Unavailable`.
         """
@@ -132,7 +132,7 @@ def _taken_names(key: pa.Schema) -> frozenset[str]:
 
 
 def _is_prefixed(field: str, taken: frozenset[str]) -> bool:
-    """Return True for a taken name, also after prefixes: so the columns of `id` and `value_id` differ."""
+    """Return True for a used name, with or without prefixes, so that the columns of `id` and `value_id` differ."""
     name = field.casefold()
     return name in taken or (name.startswith(_PREFIX) and _is_prefixed(name.removeprefix(_PREFIX), taken))
 
@@ -142,7 +142,7 @@ def _column_of(field: str, taken: frozenset[str]) -> str:
 
 
 def _field_of(column: str, taken: frozenset[str]) -> str:
-    """Return the field that `_column_of` gave this column."""
+    """Return the field for which `_column_of` returned this column."""
     field = column.removeprefix(_PREFIX)
     return field if field != column and _is_prefixed(field, taken) else column
 
@@ -155,7 +155,7 @@ def last_of_each_key(parts: Sequence[pa.Table], key: list[str]) -> pa.Table:
 
 
 def merge_rows(parts: Iterable[pa.Table], key: list[str], schema: pa.Schema) -> pa.Table:
-    """Return the last row of each key. Needs memory for these rows, and for some more."""
+    """Return the last row of each key. Memory holds these rows, and a limited number of other rows."""
     merged, unmerged = schema.empty_table(), list[pa.Table]()
     for part in parts:
         unmerged.append(part)

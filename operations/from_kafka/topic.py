@@ -1,9 +1,9 @@
-"""A topic as a source that `attach` follows: batches are spans of offsets between two polls of the topic's end.
+"""A topic as a source for `attach`. A batch is a range of offsets between two polls of the topic's end.
 
-Compaction keeps the newest record of each key, so the records from any offset on, up to the end, give the rows of all
-keys that changed since. Only a tombstone may be missing: Kafka deletes it `delete.retention.ms` after compaction. So
-after a longer break, or if records were deleted unread, or the topic is a new one of the same name, the next batch has
-no changes, and its whole state is compared with the stored rows.
+Compaction keeps the newest record of each key. So the records from an offset to the end give the rows of all keys that
+changed since this offset. Only a tombstone may be missing, because Kafka deletes tombstones `delete.retention.ms` after
+compaction. So in three cases the next batch is read as a whole state and compared with the stored rows: after a longer
+break, after unread records were deleted, and if the topic was re-created.
 """
 
 import logging
@@ -24,7 +24,7 @@ from .records import RecordReader, last_of_each_key, merge_rows
 
 _log = logging.getLogger("slackwater")
 _SAMPLES, _MIN_SAMPLES = 10_000, 100
-"""Records at the beginning, and at the end, of all partitions, and of each, from which columns are inferred."""
+"""Numbers of sample records from which columns are inferred: in total, and the minimum for each end of a partition."""
 _DAY_MS = 86_400_000
 
 
@@ -45,19 +45,23 @@ class _Batch:
     topic_id: str
     time_ms: int
     since_ms: int
-    """Time at which the topic had no records after `starts`: its tombstones are kept for a while from then on."""
+    """Time at which no records followed `starts`.
+
+    Kafka keeps later tombstones for `delete.retention.ms` from then on.
+    """
     read_ms: int
-    """Time at which the topic had no records after `ends`, as far as is known."""
+    """Time at which no records followed `ends`, if known."""
     reason: str = ""
-    """Reason why the changes alone do not give the new rows; empty if they do."""
+    """Reason why the batch needs the whole state; empty if the changes suffice."""
 
 
 @dataclass(slots=True)
 class FollowedTopic:
-    """Implements `FollowedCheckpoint` for a topic. Batches are planned when their number is asked for.
+    """Implements `FollowedCheckpoint` for a topic. Batches are planned when their numbers are requested.
 
-    `stored` are the stored columns of key and value, None before the first version. Raises `NotFound` if the topic does
-    not exist, and `Refused` if its records cannot be decoded, or it has no records from which to infer columns.
+    `stored` has the stored columns of key and value; None before the first version. Raises `NotFound` if the topic does
+    not exist. Raises `Refused` if its records cannot be decoded, or if there are no records from which columns can be
+    inferred.
     """
 
     kafka: Kafka
@@ -73,7 +77,7 @@ class FollowedTopic:
     _batches: dict[int, _Batch] = field(default_factory=dict, init=False)
     _current: TopicState = field(init=False)
     _pending: str = field(default="", init=False)
-    """Reason for which the next batch needs the whole state."""
+    """Reason why the next batch needs the whole state; empty if changes suffice."""
     _read_ms: int = field(default=0, init=False)
     _config: Mapping[str, str] = field(default_factory=dict, init=False)
 
@@ -104,7 +108,7 @@ class FollowedTopic:
         return "compact" in self._config.get("cleanup.policy", "compact")
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences about what the topic may no longer have."""
+        """Return sentences about data that the topic may have lost."""
         current = self.kafka.topic_state(self.topic)
         if self.is_compacted or not any(current.earliest):
             return ()
@@ -256,7 +260,7 @@ class FollowedTopic:
 
 
 def stored_columns(head: Manifest | None) -> tuple[pa.Schema, pa.Schema] | None:
-    """Return the columns of key and values that a version's table has; None without a table."""
+    """Return the stored columns of key and values of a version's table; None without a table."""
     if head is None or head.table is None:
         return None
     return arrow_schema(head.table.key), arrow_schema(head.table.values)

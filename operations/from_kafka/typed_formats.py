@@ -1,4 +1,4 @@
-"""Formats whose columns follow from the data: JSON, messages of a schema registry, and a decoder of the user's."""
+"""Formats whose columns depend on the data: JSON, messages of a schema registry, and a user's decoder function."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -15,12 +15,12 @@ from .formats import BadValue, Format, NewFields, is_empty
 
 _MAX_FIELDS = 500
 _CHANGED = re.compile(r"it does not match the columns: .*Column\(/v/?(.*)\) changed from (\w+) to (\w+).*", re.DOTALL)
-"""Arrow's message about a JSON value of another type."""
+"""Pattern of Arrow's message about a JSON value whose type differs from the column's."""
 _ROW = re.compile(r"in row (\d+)$")
 
 
 def merge_types(stored: pa.DataType | None, current: pa.DataType) -> pa.DataType:
-    """Return the stored type, extended by fields that only `current` has. Fields without a value yet are left out."""
+    """Return the stored type with the fields that only `current` has. Fields without any value so far are left out."""
     if stored is None or pa.types.is_null(stored):
         return _without_nulls(current)
     if pa.types.is_struct(stored) and pa.types.is_struct(current):
@@ -36,13 +36,13 @@ def merge_types(stored: pa.DataType | None, current: pa.DataType) -> pa.DataType
 
 
 def _first_type(stored: pa.StructType | None, declared: Mapping[str, pa.DataType]) -> pa.StructType | None:
-    """Return the columns that are known before any value is: the stored ones, and the declared ones."""
+    """Return the columns that are known without any value: stored and declared columns."""
     fields = {known.name: known.type for known in stored or ()} | dict(declared)
     return pa.struct(list(fields.items())) if fields else None
 
 
 def _single(columns: pa.StructType | None, *, is_object: bool) -> pa.DataType | None:
-    """Return the type of values with these columns: that of the only column if values are no objects."""
+    """Return the type of the values. If values are not objects, it is the type of the only column."""
     return columns if columns is None or is_object else columns[0].type
 
 
@@ -64,7 +64,7 @@ def _without_nulls(kind: pa.DataType) -> pa.DataType:
 
 
 def conform(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return values as `kind`, whose fields they all have, possibly among fields without any value."""
+    """Return values converted to `kind`, which has all their fields, and possibly fields without values."""
     if values.type == kind:
         return values
     if is_empty(kind):
@@ -81,7 +81,7 @@ def conform(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 @dataclass(slots=True)
 class Json(Format):
-    """JSON objects, whose fields are columns, or other JSON values. Types come from samples, unless declared."""
+    """Format of JSON values. Fields of objects become columns. Undeclared types are inferred from samples."""
 
     declared: Mapping[str, pa.DataType] = field(default_factory=dict)
     type: pa.DataType = field(default_factory=pa.null)
@@ -123,7 +123,7 @@ class Json(Format):
 
 @dataclass(slots=True)
 class Registered(Format):
-    """Messages in Confluent's wire format, read with the newest schema of the subject."""
+    """Format of messages in Confluent's wire format, read with the subject's newest schema."""
 
     registry: Registry
     subject: str
@@ -153,7 +153,7 @@ class Registered(Format):
             raise BadValue(0, f"its schema has other types than the stored columns: {error}") from error
 
     def _check_newer(self, data: pa.BinaryArray) -> None:
-        """Use a later schema as soon as a message has one. Raises `NewFields` if it has new fields."""
+        """Switch to a later schema as soon as a message has one. Raises `NewFields` if the schema has new fields."""
         if new := {int(number) for number in schema_ids(data)} - self._tried - {NO_SCHEMA}:
             self._tried |= new
             Registry.latest.cache_clear()
@@ -184,7 +184,7 @@ class Registered(Format):
 
 @dataclass(slots=True)
 class Decoded(Format):
-    """Values that a function of the user's returns for bytes: a dict, whose items are columns, or a single value."""
+    """Format of a user's decoder function, which returns a dict (its items become columns) or a single value."""
 
     code: str
     function: Callable[[bytes], Any]

@@ -1,10 +1,10 @@
-"""Finds, by the app's lineage, the fields of stored records from which a table's key is made.
+"""Search, in the app's lineage, for the fields of stored records from which a table's key is made.
 
 A stage's manifest lists the fields of its inputs from which its key and its sent columns are made (`FieldSource`).
 These fields are followed upstream from the key to users' topics, through all channels on the path. A channel outside
-this path, such as an output of the table's stage, may also have columns that are made from the same fields of users'
-topics. Its rows are searched by these columns. If only the program knows the fields, the user declares them; otherwise
-the key column is one of `unclear_columns`.
+this path, such as an output of the table's stage, may also have columns that come from the same fields of users'
+topics. Rows of such a channel are searched by these columns. If only the program knows the fields, the user declares
+them; otherwise the key column is one of `unclear_columns`.
 """
 
 import re

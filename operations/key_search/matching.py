@@ -93,7 +93,7 @@ class Rule:
 
     table: str
     columns: tuple[tuple[FieldComparison, ...], ...]
-    """Fields for each key column; empty for a column that has the same value in all records."""
+    """Fields for each key column; empty for a column with a constant value."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ class KeyRows:
 
     @cached_property
     def combined(self) -> Mapping[tuple[int, ...], int]:
-        """Row number of each key, by a tuple with one value code for each key column."""
+        """Row number of each key, by the tuple of the key's value codes."""
         codes = zip(*(column.key_codes for column in self.columns), strict=True)
         return {key: number for number, key in enumerate(codes)}
 
     def needles(self, rule: "Rule") -> tuple[bytes, ...] | None:
-        """Return byte strings such that every record with a key contains at least one of them; None if unknown.
+        """Return byte strings of which every record with a key contains at least one; None if unknown.
 
         A record with escaped characters may hold a key without containing these bytes.
         """
@@ -261,7 +261,7 @@ def match_records(
 
 
 def filter_candidates(rows: pa.Table, rules: Sequence[Rule], keys: Mapping[str, KeyRows]) -> pa.Table:
-    """Return the records of a topic that may hold a requested key, judged by their bytes; all if undecidable."""
+    """Return the records of a topic that may hold a requested key, judged by their bytes; all records if unclear."""
     pattern = _needles(rules, keys)
     columns = {comparison.field.column for rule in rules for some in rule.columns for comparison in some}
     if pattern is None or not columns <= {"key", "value"}:

@@ -1,8 +1,7 @@
 """Comparison of a key's values with values of fields, by the type of the key's column.
 
-- Text equals the same text. It also equals a number or boolean that is written with that text in the field, or that
 - Text equals the same text. It also equals a number or boolean that is written as this text in the field, or that
-+  Spark casts to this text: "42" equals 42, but not 42.0.
+  Spark casts to this text: "42" equals 42, but not 42.0.
 - A number equals any number of that value, however it is written (42, 42.0, 4.2e1), and its text. As bytes, it also
   equals the four or eight bytes of Kafka's serialisers.
 - A time equals its ISO 8601 text, in UTC if no zone is given, and a number of seconds, milliseconds or microseconds
@@ -106,7 +105,6 @@ class KeyColumn:
         return distinct[np.asarray(coded.indices)] if len(distinct) else np.empty(0, np.int64)
 
     def code_of(self, value: Any, functions: Sequence[str] = ()) -> int:
-        """Return the code of the key value that equals a field's value; -1 for no key."""
         if functions:
             texts = [text for _, text in _candidates(value, "text")]
             return max((self.code_of(_applied(text, functions)) for text in texts), default=-1)

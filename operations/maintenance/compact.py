@@ -45,7 +45,7 @@ class Merge:
     levels: tuple[int, ...]
     level: int
     moves: bool
-    """True if the merge only changes the level of the SSTs and does not rewrite them."""
+    """True if the merge changes only the level of the SSTs, without a rewrite."""
     drops_tombstones: bool
 
 

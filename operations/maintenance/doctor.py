@@ -27,7 +27,7 @@ _MAX_SKEW_MS = 60_000
 """Maximum difference of two clocks in ms. A ref may lie at most a minute in the future."""
 _PROBES = "_doctor/"
 _OWN_EXTRAS = ("bench", "dev", "local", "spark")
-"""Extras without a diagnosis: they are for developers, or the diagnoses `java` and `spark` cover them."""
+"""Extras without a diagnosis: extras for developers, and extras that the diagnoses `java` and `spark` cover."""
 _REQUIREMENT = re.compile(r"([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]")
 
 

@@ -4,8 +4,8 @@ A removal can be interrupted at any point; repeating the command finishes it. Th
 
 1. Check that no clone needs the app (`take.remove`) and no runner holds it. Commit a version of each stage that
    retires it: a runner that was not detected stops at its next commit.
-2. Wait for as long as a writer may commit without checking for newer versions (`store.versions.horizon`). A writer
-   that resumes later checks, finds that its history is deleted, and stops.
+2. Wait until no writer can commit without first checking for newer versions (`store.versions.horizon`). A writer that
+   resumes later finds that its history is deleted, and stops.
 3. Put the journal, an object that marks the app as being removed. From now on, listing its stages or creating an app
    of its name is refused. Check again for clones: this check sees every cut that was pinned before, and a process
    that pins a cut later sees the journal. Roll back a promotion that is prepared and not decided.

@@ -26,8 +26,8 @@ class RejectedRecord:
     address: str
     """Kafka position: `topic[partition]@offset`, followed by `+row` for a row of a message in a repartition topic.
 
-    A row that was refused by a sink's topic has the address `topic vN+row`, with the row number among the sink's rows
-    of version N.
+    A row that a sink's topic refused has the address `topic vN+row`: version N, and the index among the version's rows
+    for the sink.
     """
     input: str
     time_ms: int

@@ -36,7 +36,7 @@ class SinkRows:
     dropped: int
     """Number of committed rows that are not published yet. A rewind drops them."""
     table: str = ""
-    """Table of the sink, which the next run returns to the moment; empty for a topic or a function."""
+    """Table of the sink, which the next run restores to the moment; empty for a topic or a function."""
 
 
 def sink_rows(
@@ -61,7 +61,7 @@ def sink_rows(
 
 
 def find_other_publishers(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> tuple[str, ...]:
-    """Return other apps that published under this app's name since a time, because a promotion gave them the name.
+    """Return other apps that have published under this app's name since a time, after promotions.
 
     Makes no request if the app took part in no promotion.
     """

@@ -171,9 +171,9 @@ def _find_keeper(store: ObjectStore, plan: ClonePlan, note: CloneJournal) -> Sna
 
 
 def _read_forgotten(store: ObjectStore, plan: ClonePlan) -> None:
-    """Read which objects of the source were replaced by a forget since the plan. Raises `Refused` during a forget.
+    """Read the index of objects that a forget has replaced since the plan. Raises `Refused` during a forget.
 
-    Call this once the clone's journal exists, which every forget that begins later sees.
+    Call this function when the clone's journal exists: a forget that begins later sees the journal.
     """
     if plan.initial_cut.stages:
         check_exclusion(store, plan.source.app, Intent.CLONE, AppCondition.FORGETTING)

@@ -33,7 +33,7 @@ class CloneTerms:
     topics: Mapping[str, str] = field(default_factory=dict)
     """Topics that the clone reads instead of the source's topics, by the name that the program declares."""
     sinks: Mapping[str, str] = field(default_factory=dict)
-    """Topic or address of a table that the clone publishes to, by the sink's declared name."""
+    """Topic or table address to which the clone publishes, by the sink's declared name."""
     masks: Mapping[str, str] = field(default_factory=dict)
     """Masks by `TABLE.COLUMN`, in the format of `Masks`."""
     deep: bool = False
@@ -215,7 +215,7 @@ def _check_offsets(
 
 
 def _checked_sinks(cut: Cut, sinks: Mapping[str, str]) -> dict[str, str]:
-    """Return the topics and the tables, as they are stored, that the clone publishes to."""
+    """Return the topics and table addresses to which the clone publishes, in stored form."""
     kinds = {name: sink.kind for stage in cut.stages.values() for name, sink in stage.sinks.items()}
     tables = {name: sink.table for stage in cut.stages.values() for name, sink in stage.sinks.items() if sink.table}
     checked = dict(sinks)

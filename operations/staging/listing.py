@@ -1,7 +1,7 @@
 """List of clones in a store root, and of its apps' clones in other roots, with the bytes that each clone keeps.
 
-A clone's pin is the snapshot in its source that keeps the shared SSTs. The cost of a pin is the size of those SSTs of
-the source that neither a newest version nor another snapshot names: without the clone, retention would remove them.
+A clone's pin is the snapshot in its source that keeps the shared SSTs. The cost of a pin is the size of the source's
+SSTs that only the pin protects: without the clone, retention would remove them.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""`slackwater promote`: waits until the new app has caught up, stops both apps at equal offsets, and moves the name."""
+"""`slackwater promote`: waits for the new app to catch up, stops both apps at equal offsets, and moves the name."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -68,7 +68,7 @@ class PromotionPlan:
 
 
 def make_plan(store: ObjectStore, name: str, staging: str, kafka: KafkaTopics) -> tuple[PromotionPlan, Heads, Heads]:
-    """Plan a promotion. Returns the plan, and the newest versions of the old app and of the new app. Changes nothing.
+    """Plan a promotion. Returns the plan and the newest versions of the old and the new app. Changes nothing.
 
     Without `staging`, the name is given back to the app that had it before the newest promotion. If that promotion was
     itself such a return, the plan is `done`.

@@ -2,8 +2,9 @@
 
 A clone at the first moment is migrated if needed, and runs the program up to the second moment's offsets, publishing
 nothing. Its tables are compared with the app's own tables at the second moment. A second clone is needed if records
-were in flight at that moment, or if the app has sinks. It runs the old program over the same input, and the two clones
-are compared instead: at the end, both have processed all records, and their sink rows can be compared one by one.
+were in flight at that moment, or if the app has sinks. The second clone runs the old program over the same input, and
+the two clones are compared instead. At the end, both clones have processed all records, and their sink rows can be
+compared one by one.
 
 Both clones are removed at the end, and production is only read. If a trial was killed, a repeated call first removes
 the clones of the killed call, and starts from the beginning.

@@ -188,7 +188,7 @@ class Sample:
 def restrict_to_sample(
     app: App, shapes: Mapping[str, StageSchemas], names: Collection[str], sample: Sample
 ) -> tuple[App, dict[str, KeyShare]]:
-    """Restrict a program to a sample of keys. Returns the program, and the share of keys by stage.
+    """Restrict a program to a sample of keys. Returns the program, and the fraction of keys by stage.
 
     Only the stages `names` are restricted. Raises `Refused` if a stage would receive only some of the records of a key.
     Also raises `Refused` if a stage depends on a watermark, because the watermark advances with rows of all keys.

@@ -161,7 +161,7 @@ class App:
             )
 
     def with_starting_offsets(self, starting_offsets: Mapping[str, StartingOffsets]) -> Self:
-        """Return a copy of the app in which each topic in `starting_offsets` begins at the given offsets."""
+        """Return a copy of the app in which each topic in `starting_offsets` starts at these offsets."""
 
         def moved(source: Topic | str) -> Topic | str:
             return (
@@ -210,7 +210,7 @@ class App:
         """Return the key columns of a stage's state: the stage's own `key`, or the key of the channels that it reads.
 
         Raises `NotFound` if no stage writes one of the channels. Raises `Usage` if there is no key, or if the channels
-        have different keys: rows with equal keys would then not be in the same task.
+        have different keys, which would send rows with equal keys to different tasks.
         """
         if stage.key:
             return stage.key

@@ -73,7 +73,7 @@ def sink(
 
     Args:
         topic: An existing topic.
-        key: Key column or columns of the records: a single column of strings or bytes is used as it is, anything else
+        key: Key column or columns of the records: a single column of strings or bytes is sent unchanged, all other keys
             as JSON. Records with equal keys keep their order. Default: no key.
         value: `"json"` for an object with all columns except headers, as Spark's `to_json` writes it; `"avro"` for the
             same columns in Confluent's wire format, with a registered schema; or the name of a column of bytes or

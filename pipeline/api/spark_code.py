@@ -59,11 +59,11 @@ def processor(
     Args:
         processor: An instance of the class. Each batch begins with a copy of it.
         output: Columns of the returned rows, as a DDL string, Spark's type, or an Arrow schema.
-        time_mode: As in Spark, the time of timers: `"None"`, `"ProcessingTime"`, the wall clock at the batch's start,
-            or `"EventTime"`, the stage's watermark.
+        time_mode: As in Spark, the clock of timers: `"None"`; `"ProcessingTime"` (the wall clock at the batch's start);
+            or `"EventTime"` (the stage's watermark).
         output_mode: Spark's output mode. As in Spark, rows are emitted as they are returned in both modes.
-        in_pandas: True for a class written for `transformWithStateInPandas`, which takes and returns frames; False
-            for one that takes and returns `Row`s.
+        in_pandas: True for a class written for `transformWithStateInPandas`, which takes and returns frames; False for
+            a class that takes and returns `Row`s.
         order_by: Columns that sort a key's rows.
         initial_state: Name of the stage's second input. In each batch, its rows are passed to `handleInitialState`
             before the rows of the first input are processed. The stage's function must then return a DataFrame for each
@@ -105,7 +105,7 @@ def processor(
 
 @dataclass(slots=True)
 class _VariableRecorder:
-    """Replaces Spark's handle when `init` is called outside a batch, to record the requested state variables."""
+    """Stand-in for Spark's handle while `init` is called outside a batch. Records the requested state variables."""
 
     columns: dict[str, StateColumn] = field(default_factory=dict)
 
@@ -165,8 +165,6 @@ def _storable_struct(label: str, columns: Any) -> pa.StructType:
 
 @dataclass(frozen=True, slots=True)
 class _InstanceFactory:
-    """Creates a new instance of the user's class for each batch."""
-
     pickled: bytes
     mode: TimeMode
     key: tuple[str, ...]

@@ -39,7 +39,7 @@ def event_time(*, ahead: str = "1 day", late: LateHandling = "drop", emits: Emit
     Args:
         ahead: Maximum time by which an event may be ahead of the wall clock. Events beyond this limit do not move the
             watermark, so that a single record from the year 55,840 cannot advance the watermark.
-        late: Handling of late rows: rows whose key has a window (`F.window`) that ended before the watermark, or that
+        late: Handling of late rows. A row is late if the window (`F.window`) in its key ended before the watermark, or
             begins later than `ahead` allows. `"keep"`: they change the table like other rows. Otherwise they do not
             change the table and are counted: `"drop"` only counts them; `"table"` adds a stage `<stage>_late` with the
             same key and state; a `repartition(...)`, a `sink(...)` or a `foreach_version(...)` receives the late rows,
@@ -88,7 +88,7 @@ def late_channel(stage: str, key: tuple[str, ...], state: Kind | None) -> Repart
 
 
 def pass_through(rows: "DataFrame") -> "DataFrame":
-    """Return the rows unchanged. The stage that stores late rows has this function."""
+    """Return the rows unchanged. This is the function of a stage that stores late rows."""
     return rows
 
 
@@ -104,7 +104,7 @@ class Stage:
     transform: Transform
     reads: tuple[Topic | str, ...]
     writes: tuple[Repartition | Sink, ...]
-    """Outputs in the order in which the function or the state returns their rows."""
+    """Outputs, in the order in which the function or the state returns rows for them."""
     state: Kind | None
     key: tuple[str, ...]
     """Declared key; empty if the stage uses the key of its channels (`App.key_of`)."""

@@ -35,7 +35,7 @@ def universal(
     max_space_amplification: float = _UNIVERSAL.max_space_amplification,
     target_file_bytes: int = _UNIVERSAL.target_file_bytes,
 ) -> Policy:
-    """Merge sorted runs of similar size: few rewrites per row, several runs per look-up. The default.
+    """Merge sorted runs of similar size. Few rewrites per row, several runs per look-up. The default compaction.
 
     Args:
         l0_trigger: Number of sorted runs in a hash range that starts a merge; at least 2. A higher value writes
@@ -72,18 +72,17 @@ def leveled(
     max_space_amplification: float = _UNIVERSAL.max_space_amplification,
     target_file_bytes: int = 16 * _MIB,
 ) -> Policy:
-    """Keep levels of growing size, each one sorted run: more rewrites, in small merges, and fewer runs per look-up.
+    """Keep levels of growing size, each a sorted run. More rewrites, in small merges, and fewer runs per look-up.
 
     Args:
-        l0_trigger: Number of runs, written by batches to a hash range, at which they are merged into level 1; at
-            least 2.
-        level_base_bytes: Maximum bytes of level 1 in each hash range. Best about as many as `l0_trigger` batches
-            write to a hash range, or a small multiple of that.
-        fanout: Ratio of the maximum bytes of each level to those of the level before; at least 1.1.
-        max_space_amplification: All of a hash range is merged once the levels between 0 and the last exceed this
-            multiple of the last level's bytes.
-        target_file_bytes: Size of an SST, and so of a move from one level to the next; at least 1 MiB. Best a quarter
-            of `level_base_bytes` or less, so that a level is merged in parts.
+        l0_trigger: Number of runs from batches in a hash range that starts a merge into level 1; at least 2.
+        level_base_bytes: Maximum bytes of level 1 in each hash range. A good value is the bytes that `l0_trigger`
+            batches write to a hash range, or a small multiple of that.
+        fanout: Ratio between the maximum bytes of a level and of the level before; at least 1.1.
+        max_space_amplification: A hash range is merged completely once the levels between 0 and the last level exceed
+            this multiple of the last level's bytes.
+        target_file_bytes: Size of an SST, and so of a move from one level to the next; at least 1 MiB. Recommended: at
+            most a quarter of `level_base_bytes`, so that a level is merged in parts.
 
     Raises `Usage` for a number out of range.
     """
@@ -153,14 +152,14 @@ def table(
         ttl_by: Timestamp or date column of the table from which `ttl` counts. The current time is then the largest time
             that was written to the column. Default: `ttl` counts from the row's write time, by the wall clock.
         compaction: Compaction of SSTs: `universal(...)` or `leveled(...)`. Default `universal()`, but with
-            `l0_trigger=16` if a batch may have 16 tasks or more, because puts of merges then cost more than further
-            runs. May change with each start.
-        l0_slowdown: Number of L0 SSTs in one hash range that delays batches, so that compaction catches up
-            (RocksDB's `level0_slowdown_writes_trigger`).
+            `l0_trigger=16` if a batch may have 16 or more tasks, because puts by merges would then cost more than
+            additional runs. May change with each start.
+        l0_slowdown: Number of L0 SSTs in one hash range that delays batches, so that compaction catches up (RocksDB's
+            `level0_slowdown_writes_trigger`).
         l0_stop: Number of L0 SSTs in one hash range that stops new batches until compaction has merged them
             (`level0_stop_writes_trigger`).
-        defaults: Values of newly added columns in existing rows, by column: `{"late": 0}`. Default null. They are used
-            when `slackwater migrate` adds a column, not for keys that come later.
+        defaults: Values of newly added columns in existing rows, by column: `{"late": 0}`. Default null. Defaults apply
+            when `slackwater migrate` adds a column, not to keys that are added later.
 
     Raises `Usage` for a number out of range, an invalid duration, or options that contradict each other.
     """

@@ -93,9 +93,10 @@ def iceberg(
 
 
 def parse_address(owner: str, kind: TableFormat, text: str) -> str:
-    """Return the address of a table in the form that is stored: an absolute path, a URL, or a table of a catalog.
+    """Return an address in its stored form: an absolute path, a URL, or a table of a catalog.
 
-    Raises `Usage` for what is no address, or has a password or a query, which would be stored and shown.
+    Raises `Usage` for an invalid address, and for an address with a password or a query, which would be stored and
+    shown.
     """
     if kind == "iceberg":
         parts = text.split(".")
@@ -143,7 +144,7 @@ def _sink(
 
 
 def check_table_rows(sink: TableSink, rows: pa.Schema) -> None:
-    """Check the columns of the rows for a table.
+    """Check that a table can store rows with these columns.
 
     Raises `NotFound` for a missing column of the declaration, and `Refused` for a column whose type does not fit.
     """
@@ -182,7 +183,7 @@ def check_table_rows(sink: TableSink, rows: pa.Schema) -> None:
 
 
 def leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield the types that a column's type consists of, itself for a plain type."""
+    """Yield the plain types within a column's type; a plain type itself."""
     if not kind.num_fields:
         yield kind
     for number in range(kind.num_fields):

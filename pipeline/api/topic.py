@@ -40,7 +40,7 @@ class StartingOffsets:
     stored: bool = False
     """True for offsets that were stored when the app was created.
 
-    Since then, Kafka may have deleted records at these offsets, and the topic may have got more partitions.
+    Kafka may have deleted records at these offsets since then, and the topic may have more partitions.
     """
 
     @property
@@ -58,9 +58,9 @@ class StartingOffsets:
         """Return the first offset to read, by partition.
 
         `topic` is the topic's name in Kafka; its offsets go from `earliest` to `ends` (exclusive). `first_since` takes
-        a timestamp for each partition, in ms since 1970, and returns for each the offset of the first record of that
-        time or later, or -1 if there is no such record. Raises `Refused` if the declared partitions are not those of
-        the topic, an offset does not exist, or no record has the requested time or a later one.
+        one timestamp per partition, in ms since 1970. It returns, by partition, the offset of the first record at or
+        after that time; -1 if there is none. Raises `Refused` if the declared partitions are not those of the topic, an
+        offset does not exist, or no record has the requested time or a later one.
         """
         subject = f"{self.option} of topic {topic!r}"
         if self.by_partition is None:
@@ -99,7 +99,7 @@ EARLIEST = StartingOffsets()
 def parse_starting_offsets(
     topic: str, offsets: str, timestamp: int | str | None, by_timestamp: str | None, strategy: str
 ) -> StartingOffsets:
-    """Return the starting offsets that arguments of `topic(...)` declare.
+    """Return the starting offsets that the arguments of `topic(...)` declare.
 
     Raises `Usage` for values that Spark rejects.
     """
@@ -148,7 +148,7 @@ def parse_offsets_arguments(arguments: Sequence[str]) -> dict[str, StartingOffse
 
 
 def starting_offsets_at(time_ms: int) -> StartingOffsets:
-    """Return starting offsets at the first record at or after a time (ms since 1970); without a record, at the end."""
+    """Return starting offsets at the first record at or after a time (ms since 1970), or at the end without one."""
     return StartingOffsets("--at", time_ms, by_time=True, or_latest=True)
 
 
@@ -211,10 +211,10 @@ def topic(
         name: The topic.
         starting_offsets: `"earliest"`, `"latest"`, or JSON with an offset for each partition, in which -2 is the
             earliest and -1 the latest: `{"flights":{"0":23,"1":-2}}`.
-        starting_timestamp: Begin each partition at its first record of this time or later, in ms since 1970. Takes
+        starting_timestamp: Begin each partition at its first record at or after this time, in ms since 1970. Takes
             precedence over `starting_offsets_by_timestamp` and `starting_offsets`.
-        starting_offsets_by_timestamp: Begin each partition at its first record of the partition's given time or later,
-            as JSON: `{"flights":{"0":1700000000000,"1":0}}`. Takes precedence over `starting_offsets`.
+        starting_offsets_by_timestamp: Begin each partition at its first record at or after the partition's time, as
+            JSON: `{"flights":{"0":1700000000000,"1":0}}`. Takes precedence over `starting_offsets`.
         starting_offsets_by_timestamp_strategy: Action for a partition without such a record: `"error"` refuses the
             stage, `"latest"` begins the partition at its end.
         include_headers: Add Spark's column `headers`: an array of (key, value), null for a record without headers.

@@ -35,8 +35,9 @@ def update(
     `function(rows, state)` gets Arrow tables and returns the new state, or `(state, emitted)` with `emits=`:
 
     - `rows`: the batch's rows. A column `_key` (int32) has the position in `state` of each row's key; rows are sorted
-      by `_key` and then by `order_by`. If the stage's function returns a tuple of DataFrames, one per input, there is
-      one such table for each: `function(flights, weather, state)`; a batch may have rows in only one of them.
+      by `_key` and then by `order_by`. If the stage's function returns a tuple of DataFrames, one per input, the
+      function gets one such table per input: `function(flights, weather, state)`. All but one of these tables may be
+      empty.
     - `state`: exactly one row for each key of the batch: the key columns, then the declared columns, null for a new
       key. Return the same number of rows in the same order; the key columns may be left out. A boolean column
       `_deleted` deletes the keys in which it is true.

@@ -1,12 +1,12 @@
 """Lineage of columns: traces each column of a stage to the input fields that it comes from, in Spark's plan.
 
 The trace follows casts, functions that parse JSON and messages, fields of structs, arrays and maps, `explode`, branches
-of `coalesce` and `when`, and unions. If a different function was applied to a field, the source names this function,
-because the result no longer equals the field. If such a function gets a whole value, for example text that it splits,
-the source has no field, because it is unknown which part of the value the result comes from. The same holds for a
-Python function over rows (`mapInPandas`).
+of `coalesce` and `when`, and unions. If any other function was applied to a field, the source names this function,
+because the result differs from the field. If such a function gets a whole value, for example to split a text, the
+source has no field, because the used part of the value is unknown. The same holds for a Python function over rows
+(`mapInPandas`).
 
-The plan is fetched as JSON by one call. Requesting it from the JVM node by node would take a second for a large plan.
+The plan is fetched as JSON by one call. Fetching a large plan node by node would take a second.
 """
 
 import json
@@ -34,7 +34,7 @@ _PASS_THROUGH = frozenset(
         *("Flatten", "ArrayCompact", "Shuffle", "ArrayExcept", "ArrayIntersect"),
     }
 )
-"""Expressions that return the value of their first child, or elements of it."""
+"""Expressions that return the value, or elements, of their first child."""
 _TEXT_FUNCTIONS = {
     "Lower": "lower",
     "Upper": "upper",
@@ -301,7 +301,7 @@ _EXPRESSION_RULES: Mapping[str, Callable[[Tracer, _Node, _Node], _Trace]] = {
     "CaseWhen": Tracer._case,
     "If": lambda tracer, node, plan: tracer._trace_all(node.children[1:], plan),
 }
-"""Tracing rules, by Spark's class name, for expressions that do not treat all children alike."""
+"""Tracing rules, by Spark's class name, for expressions that treat their children differently."""
 
 
 def _parse_tree(nodes: Sequence[Mapping[str, Any]]) -> _Node:

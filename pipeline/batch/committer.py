@@ -8,7 +8,7 @@ and computes the uncommitted versions again.
 At commit time, the version on which a batch was built may no longer be the newest. For example, a compaction by another
 process may have committed a version. A compaction changes no row, so the batch is rebased on the compaction's version
 and gets the next number (`store.compaction.plan.rebase`). After a forget or a promotion, a batch that had an effect is
-outdated, and is computed again. If any other kind of version has the batch's number, this writer stops.
+outdated, and is computed again. After any other kind of version, this writer stops.
 """
 
 from collections import deque
@@ -70,7 +70,7 @@ _UPLOADS = 4
 
 
 class OutdatedBatch(CommitConflict):
-    """A batch was computed on outdated state and must be computed again."""
+    """A batch was computed on outdated state. Compute it again."""
 
 
 class PromotedMeanwhile(OutdatedBatch):
@@ -88,7 +88,7 @@ class CommittedVersion:
     previous: Manifest
     manifest: Manifest
     seconds: float
-    """Seconds from the batch's start until the next batch could start."""
+    """Seconds from the batch's start to the moment when the next batch could start."""
     commit_seconds: float
     unflushed: int
 
@@ -140,7 +140,7 @@ class Committer:
         self._changed = runtime.condition()
         """Guards the attributes below."""
         self._unflushed: deque[tuple[PendingVersion, float]] = deque()
-        """Versions to commit, with the seconds from the start of each batch to its acknowledgement."""
+        """Versions to commit, each with the seconds from its batch's start to its acknowledgement."""
         self._failure: BaseException | None = None
         self._closed = False
         if max_unflushed:

@@ -65,7 +65,7 @@ class StageConfig:
     turns: Turns | None = None
     """Turns of the runner's stages; None if a batch may start at any time."""
     compaction_threads: int = 1
-    """Number of concurrent merges, in the background; 0 if another process merges."""
+    """Maximum number of concurrent merges in the background; 0 if another process merges."""
     prefetch: bool = False
     rescue: Callable[["Batch", Exception], BatchResult] | None = None
     """Computes a failed batch without its bad records, or raises its error; None if the stage rejects no records."""
@@ -271,7 +271,7 @@ class Batch:
         return self.job._compute_rows(rows, self.base, self.times, records=self.num_records)
 
     def check(self, rows: Any) -> None:
-        """Compute the batch over the given rows without writing anything. Raises the errors of `compute`."""
+        """Compute the batch over the given rows without writing. Raises the errors of `compute`."""
         due = dataclasses.replace(self.times.due, pending=False) if self.times.due is not None else None
         times = dataclasses.replace(self.times, due=due)
         self.job._compute_rows(rows, self.base, times, records=self.num_records, dry_run=True)

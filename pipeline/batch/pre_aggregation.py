@@ -1,8 +1,8 @@
 """Pre-aggregation: partial aggregates by Spark before its shuffle, for batches with many rows for each key.
 
-Partial aggregates merge to the same table, except for the last bits of float sums, which depend on the order of rows
-anyway. Pre-aggregation avoids shuffling and merging each row, and costs a hash table. It does not pay off if most keys
-have only one row; a `Forecast` estimates this from the stage's last batch.
+Merging partial aggregates gives the same table, except for the last bits of float sums, which depend on the order of
+rows in any case. Pre-aggregation avoids shuffling and merging each row, and costs a hash table. It does not pay off if
+most keys have only one row; a `Forecast` estimates this from the stage's last batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from .task import StateTask
 _MIN_ROWS = 50_000
 """Minimum number of rows of a batch for pre-aggregation; smaller batches save too little."""
 _MAX_ROW_RATIO = 0.6
-"""Maximum ratio of the rows after pre-aggregation to the rows before, up to which pre-aggregation pays off."""
+"""Maximum ratio of rows after pre-aggregation to rows before it; above this ratio, pre-aggregation does not pay off."""
 _MAX_KEYS_OF_ONE_TASK = 10_000
-"""Maximum number of keys up to which a single task merges all of them: more tasks would cost more than they save."""
+"""Maximum number of keys that a single task merges. For fewer keys, more tasks would cost more than they save."""
 _SPREAD_DECAY = 0.95
 _MAX_PRECISION = 28
 """Maximum precision of a decimal column to pre-aggregate: Spark's sum needs ten more digits."""

@@ -29,7 +29,7 @@ _BATCH_ROWS = 10_000
 
 @dataclass
 class Rerun:
-    """Rows that a stage's function returns for all of some records, or for subsets of them.
+    """Rows that a stage's function returns for given records, or for subsets of these records.
 
     `rows` has the rows that the function returned for all records, in the format of a micro-batch. `spark` is the
     session of these rows. Raises `Refused` if the function fails.
@@ -38,7 +38,7 @@ class Rerun:
     stage: Stage
     schemas: StageSchemas
     inputs: Sequence[DataFrame]
-    """Records of each input, in the order of the function's arguments, with their numbers in the column `RECORD`."""
+    """Records of each input, in the order of the function's arguments, with record numbers in the column `RECORD`."""
     output: str = ""
     """Output to compute, if a stage without state returns a DataFrame for each output; empty for all outputs."""
 

@@ -1,7 +1,7 @@
 """Effects of one batch on snapshots: markers to send, and records in flight to capture (Chandy-Lamport).
 
-Computed only from the head and from the input positions before and after the batch. Nothing is kept between batches, so
-a batch that is not committed leaves no trace.
+The effects depend only on the head, and on the input positions before and after the batch. No state is kept between
+batches, so an uncommitted batch leaves no trace.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -17,7 +17,7 @@ from ...store.versions.manifest import Manifest, VersionSpan
 def compute_outcome(
     head: Manifest, before: Mapping[str, Position], after: Mapping[str, Position], closed: Collection[str]
 ) -> ProtocolOutcome:
-    """Return the effects on snapshots of a batch that reads its inputs from `before` to `after`.
+    """Return the effects on snapshots of a batch that reads its inputs from `before` up to `after`.
 
     `before` and `after` have positions by the input's declared name, and are empty for a batch that reads nothing.
     `closed` are snapshots in `head.recorded` whose requests are deleted. Raises `Corruption` if the batch skips or

@@ -75,7 +75,7 @@ class StageRunner:
         """Error that ended the stage; None while it runs or after a stop."""
         self._closed_snapshots: frozenset[str] = frozenset()
         self.job_group = ""
-        """Spark job group of the stage's query; empty before its start."""
+        """Spark job group of the stage's query; empty before the query starts."""
         self._batch_s = 0.0
         self._span: BatchSpan | None = None
         has_table, resources, limits = config.schemas.table is not None, config.resources, config.limits
@@ -209,7 +209,7 @@ class StageRunner:
             self._retry_if_outdated(lambda: self._compute(rows, starts, ends, stall_seconds, with_rows=with_rows))
 
     def _retry_if_outdated(self, make: Callable[[], None]) -> None:
-        """Call `make` to commit a version. Calls it again if a promotion or a forget made the batch outdated.
+        """Call `make` to commit a version. Call it again if a promotion or a forget has made the batch outdated.
 
         After a promotion, the added sinks also need the rows of the batch. After a forget, the batch may have read rows
         and objects that no longer exist.

@@ -62,7 +62,7 @@ class OutputTopic:
     key: tuple[str, ...] = ()
     """Columns that choose the Kafka partition. Empty for a sink, whose internal topic has one partition."""
     encoding: Encoding | None = None
-    """Encoding of a sink's rows as records; None for a channel, to which rows are sent as they are."""
+    """Encoding of a sink's rows as records; None for a channel, whose rows are sent unchanged."""
     published_topic: str = ""
     rejects_too_large: bool = False
     """True if records too large for the topic are reported (`TaskReport.unsent`) instead of failing the batch."""
@@ -175,7 +175,7 @@ class Task(ABC):
     def _send(
         self, parts: Iterable[tuple[OutputTopic, pa.Table, Partitions]], attempt: str
     ) -> tuple[dict[str, dict[int, PartitionWrite]], tuple[OversizedRecord, ...]]:
-        """Send each of the `parts` to its output, each row to its Kafka partition.
+        """Send each element of `parts` to its output, each row to its Kafka partition.
 
         Returns two values: the sent messages, by output and partition; and the records that are too large for a sink's
         topic. Raises `TooMuch` for a row that exceeds the size of a message, and `BadRecord` for a record that is too
@@ -240,7 +240,10 @@ class WriteTask(Task):
 
 
 IS_PROBE = "_is_mark"
-"""Column that is True in probe rows: these are no records, but make a task look for due rows in its hash range."""
+"""Column that is True in probe rows.
+
+A probe row is not a record; it makes a task look for due rows in its hash range.
+"""
 
 
 @dataclass(frozen=True, slots=True)

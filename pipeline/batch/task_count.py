@@ -7,7 +7,7 @@ from ...state.next_version import TaskReport
 MIN_ROWS = 20_000
 """Minimum number of rows of each task, if a batch has several tasks.
 
-Measured on two cores: with fewer rows, another task takes longer than it saves.
+Measured on two cores: with fewer rows, an additional task costs more time than it saves.
 """
 
 
@@ -25,6 +25,9 @@ class TaskCount:
         return max(count for count in range(1, min(ranges, most) + 1) if ranges % count == 0)
 
     def learn(self, records: int | None, results: Sequence[TaskReport]) -> None:
-        """Learn from a batch how many rows it had per record: at least 1, as the next batch may drop fewer rows."""
+        """Learn the number of rows per record from a batch.
+
+        The minimum is 1, because the next batch may drop fewer rows.
+        """
         if records:
             self._rows_per_record = max(1.0, sum(result.rows_in for result in results) / records)

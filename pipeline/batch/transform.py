@@ -54,7 +54,7 @@ class AppliedFunction:
     frames: tuple[Any, ...]
     """Returned DataFrames. With state: one, or one for each input. Without state: one, or one for each output."""
     sources: tuple[str, ...]
-    """Names of the inputs, in the order in which Spark numbers the query's sources."""
+    """Names of the inputs, in the order of Spark's source numbers."""
     watermarks: tuple[DeclaredWatermark | None, ...] = ()
     lineages: tuple[Lineage, ...] = ()
     """Source fields of each DataFrame's columns, if they were traced."""

@@ -25,7 +25,7 @@ class TurnOrder:
         self._readers = readers
         self._served: set[str] = set()
         self._waiting: dict[str, set[str]] = {}
-        """Waiting stages, in the order of their turns, with the readers that have overtaken each."""
+        """Waiting stages in the order of their turns, each with the readers that have overtaken it."""
 
     @property
     def waiting(self) -> Set[str]:
@@ -35,7 +35,7 @@ class TurnOrder:
         self._waiting[stage] = set()
 
     def next(self, *, only_new: bool = False) -> str | None:
-        """Return the stage whose turn is next; None if no stage waits. With `only_new`, stages get no second turn."""
+        """Return the next stage; None if no stage waits. With `only_new`, stages that have had a turn are left out."""
         new = next((stage for stage in self._waiting if stage not in self._served), None)
         if new is not None or only_new:
             return new
@@ -64,7 +64,7 @@ class Turns:
         self._order = TurnOrder(readers)
         self._changed = runtime.condition()
         self._running: dict[str, float] = {}
-        """Stages that have their turn, with the time (monotonic seconds) of its beginning."""
+        """Stages that have their turn, with the start time of the turn (monotonic seconds)."""
         self._is_open = self._ended = False
 
     def open(self) -> None:
@@ -102,7 +102,7 @@ class Turns:
             return frozenset(self._order.waiting)
 
     def stages_ahead(self, stage: str) -> Mapping[str, float]:
-        """Return the stages for whose batches a stage waits, with each batch's age in seconds; empty for no wait."""
+        """Return the stages whose batches a stage waits for, with each batch's age in seconds; empty for no wait."""
         with self._changed:
             if stage not in self._order.waiting:
                 return {}

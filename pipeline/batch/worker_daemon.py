@@ -1,10 +1,9 @@
 """Spark's daemon of Python workers, which imports the modules of slackwater's tasks before it forks the workers.
 
 Spark starts this module by its setting `spark.python.daemon.module`. Without this module, each worker would import the
-same modules itself, which costs memory, and half a second of CPU time before its first batch. These imports start
-threads of OpenBLAS and jemalloc, but both libraries support forks. The daemon and its workers ignore SIGTERM, which a
-service manager sends to every process of a run (`configure_worker`). Spark ends them by closing the daemon's standard
-input.
+same modules, which costs memory, and half a second of CPU time before the first batch. These imports start threads of
+OpenBLAS and jemalloc, but both libraries support forks. The daemon and its workers ignore SIGTERM, which a service
+manager sends to every process of a run (`configure_worker`). Spark ends them by closing the daemon's standard input.
 """
 
 import gc
@@ -24,7 +23,7 @@ _TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 
 
 def ignore_hang_up(worker: Callable[..., int]) -> Callable[..., int]:
-    """Wrap pyspark's worker function, so that it returns without an error when Spark closes the connection.
+    """Wrap pyspark's worker function: the wrapper returns without an error when Spark closes the connection.
 
     The worker also acknowledges each TCP packet from Spark at once. Otherwise the second and later packets of a small
     task would each be delayed by 40 ms.

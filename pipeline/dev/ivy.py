@@ -62,7 +62,7 @@ class Jar(NamedTuple):
 
 
 def ivy_jars(program: str) -> Path:
-    """Return the folder of pyspark's jars. Raises `MissingTool` if pyspark is not installed; `program` needs Ivy."""
+    """Return the folder of pyspark's jars, for `program`. Raises `MissingTool` if pyspark is not installed."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise MissingTool(
@@ -73,7 +73,7 @@ def ivy_jars(program: str) -> Path:
 
 
 def ivy_command(java: Java, ivy: Path, jars: Sequence[Jar], jars_folder: Path, scratch: Path) -> tuple[str, ...]:
-    """Return the command that downloads the jars, and nothing else, into `jars_folder`.
+    """Return the command that downloads only these jars into `jars_folder`.
 
     Downloads are kept in `scratch`, so that a repeated command continues.
     """

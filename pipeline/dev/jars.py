@@ -41,7 +41,7 @@ _DEPENDENCY = """\
 _UNIT_BYTES = {"B": 1, "kB": 1_000, "MB": 1_000_000}
 _FAILURE = re.compile(r"\s*(\[ERROR\]|HttpClientHandler:|Server access error|module not found:|\[FAILED +\])\s*(.+)")
 _CAUSES = ("HttpClientHandler:", "Server access error")
-"""Beginnings of the lines of Ivy's output that have the reason why a jar was not found."""
+"""Beginnings of the lines of Ivy's output that explain why a jar was not found."""
 
 
 def ignore_progress(_line: str) -> None: ...
@@ -49,7 +49,7 @@ def ignore_progress(_line: str) -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """Jars of a Java program, from Maven Central. The text file `listed` has a line for each (`Jar.parse`)."""
+    """Jars of a Java program, from Maven Central. The text file `listed` has one line per jar (`Jar.parse`)."""
 
     name: str
     folder_name: str
@@ -59,7 +59,7 @@ class Jars:
 
     @property
     def folder(self) -> Path:
-        """Folder of the jars. A changed list of jars has a new folder, so that running servers keep their jars."""
+        """Folder of the jars. Its name depends on the list of jars, so that running servers keep their jars."""
         return cache_folder() / f"{self.folder_name}-{sha256(self.listed.read_bytes()).hexdigest()[:8]}"
 
     @property

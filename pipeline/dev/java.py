@@ -88,7 +88,7 @@ def check_spark_runs_on(java: Java, spark: str) -> None:
 
 
 def _version_of(java: str) -> int:
-    """Return the first number of a Java's version; 0 if the Java does not run, such as the placeholder of macOS."""
+    """Return the major version of a Java; 0 if it cannot run, such as the placeholder of macOS."""
     printed = subprocess.run((java, "-version"), capture_output=True, text=True, errors="replace", check=False)
     match = re.search(r'version "(?:1\.)?(\d+)', printed.stderr + printed.stdout)
     return 0 if printed.returncode or match is None else int(match[1])

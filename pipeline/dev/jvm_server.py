@@ -75,7 +75,7 @@ class SupervisedProcess:
 
 
 def find_process(pid: int, tag: str) -> psutil.Process | None:
-    """Return the process with this id if `tag` is among its arguments, else None: ids may be reused."""
+    """Return the process with this id if `tag` is among its arguments, else None. The tag detects reused ids."""
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         process = psutil.Process(pid)
         if process.status() != psutil.STATUS_ZOMBIE and tag in process.cmdline():
@@ -151,7 +151,10 @@ def choose_port(*preferred: int) -> int:
 
 
 START_PATIENCE_S = 180.0
-"""A JVM that shares two slow cores with other work needs over a minute. One that ended is noticed at once."""
+"""Seconds to wait for a server's answer. A JVM that shares two slow cores needs over a minute.
+
+An exit is noticed at once.
+"""
 
 
 _MAX_PORT_CHANGES = 5
@@ -168,7 +171,7 @@ JVM_FLAGS = (
 
 
 class EmbeddedServer(ABC):
-    """Base class of a Java server with a data folder and a port of 127.0.0.1, which stays the same after restarts.
+    """Base class of a Java server with a data folder. Its port on 127.0.0.1 stays the same after restarts.
 
     As a context manager, kills the server at the end, which is quick and loses no acknowledged data. The server ends
     with this process, even if this process is killed, unless `release` was called.
@@ -194,7 +197,7 @@ class EmbeddedServer(ABC):
         self.folder = folder.absolute()
         self.port = choose_port() if port is None else port
         self.may_change_port = port is None
-        """True if the port may change when taken by another program; False once the server has answered."""
+        """True if the port may change when another program takes it; False once the server has answered."""
         self.log = log.absolute() if log else self.folder / "server.log"
         self._report = report
         self._process: SupervisedProcess | None = None
@@ -228,7 +231,8 @@ class EmbeddedServer(ABC):
         """Start the server and wait until it answers. After an error, no server runs.
 
         Raises `Refused` if the port is taken, `Unavailable` if the server ended while starting or did not answer within
-        three minutes, `SlackwaterError` if its folder cannot be prepared, and those of `find_java` and `Jars.fetch`.
+        three minutes, `SlackwaterError` if its folder cannot be prepared, and the errors of `find_java` and
+        `Jars.fetch`.
         """
         try:
             self.launch()

@@ -2,9 +2,9 @@
 
 The script prints the server's process id and then waits for a byte from standard input, which releases the server. The
 pipe of standard input breaks if the process that started the script has died in any way; then the script kills the
-server. A JVM cannot watch its parent itself, and `prctl(PR_SET_PDEATHSIG)` exists only on Linux and watches the
-parent's thread; a pipe works everywhere. Because the script is the server's parent, it never signals an unrelated
-process with a reused id.
+server. A pipe works on every system: a JVM cannot watch its parent, and `prctl(PR_SET_PDEATHSIG)` exists only on Linux
+and watches the parent's thread. The script is the server's parent, so it never signals an unrelated process with a
+reused id.
 
 Imports only small modules of the standard library: it starts with `python -I -S`.
 """

@@ -41,7 +41,7 @@ KAFKA_PORT = 9092
 S3_PORT = 9000
 
 ServerState = Literal["running", "silent", "stopped"]
-"""State of a server; `silent` if its process runs but does not answer, because it is starting or has a problem."""
+"""State of a server. A `silent` server has a process that does not answer: it is starting, or has a problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ServerStatus:
     name: str
     state: ServerState
     address: str
-    """Current address, or the last one of a stopped server; empty before the first start."""
+    """Current address; for a stopped server, the last address; empty before the first start."""
     pid: int | None
     started_ms: int | None
     data: str
@@ -252,7 +252,6 @@ class DevServers:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Return the disk space of the folder's files. Files may disappear while it is computed."""
     total = 0
     for parent, _folders, names in os.walk(folder):
         for name in names:

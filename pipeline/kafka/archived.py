@@ -41,7 +41,7 @@ class ArchivedKafka(Kafka):
     kafka: Kafka = field(repr=False)
     archives: Archives = field(repr=False)
     archive_first: bool = True
-    """Order of reads: True to read archives first and check the topic's id; False to read only what Kafka has deleted.
+    """True to read archives first and check the topic's id; False to read archives only for records that Kafka deleted.
 
     Use True for old offsets, because the topic may have been deleted and created again since.
     """
@@ -177,8 +177,8 @@ class ArchivedKafka(Kafka):
     ) -> Iterator[Run]:
         """Yield the records of an offset range from archives.
 
-        If `deletion_errors` is None, raises `Gone` at the first gap. If it is a list, appends an error for each gap and
-        continues after the gap.
+        If `deletion_errors` is None, raises `Gone` at the first gap. If `deletion_errors` is a list, appends an error
+        for each gap and continues after the gap.
         """
         partition, first, end = extent.partition, extent.first, extent.end
         gaps = archive.uncovered(partition, first, end)
@@ -198,8 +198,8 @@ class ArchivedKafka(Kafka):
     def _archive(self, topic: str, topic_id: str = "") -> TopicArchives | None:
         """Return the archives of the topic with this id, or of Kafka's current topic if no id is given.
 
-        If Kafka has no such topic, returns the archives of the topic archived last. Makes no request to Kafka if
-        nothing is archived under the topic's name.
+        If Kafka has no such topic, returns the archives of the topic archived last. Makes no request to Kafka if the
+        topic's name has no archive.
         """
         expected_id = topic_id if is_kafka_id(topic_id) else ""
         archives = self.archives.for_topic(topic, expected_id)
@@ -222,7 +222,7 @@ class ArchivedKafka(Kafka):
         return is_other_topic(archive.topic_id, self._id(topic))
 
     def _first_in_kafka(self, topic: str, partition: int, end: int, error: Refused) -> int:
-        """Return Kafka's earliest offset, at most `end`, after a read failed with `error`.
+        """Return Kafka's earliest offset, at most `end`, after a read has failed with `error`.
 
         Returns `end` if the partition does not exist. Raises `error` again if the partition exists and the error is not
         `Gone`.

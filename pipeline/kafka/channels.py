@@ -96,8 +96,8 @@ class KafkaChannels:
     def held(self) -> RemainingOf:
         """Return a function from an input to the earliest offsets that can still be read.
 
-        These are Kafka's offsets. If Kafka no longer has the topic, they are the offsets of an archive. The function
-        caches the state of each topic.
+        The offsets are Kafka's, or an archive's if Kafka no longer has the topic. The function caches the state of each
+        topic.
         """
         state = cache(self.state)
 

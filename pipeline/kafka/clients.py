@@ -43,7 +43,7 @@ _UNAUTHORISED_CODES = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER
 _LOGIN_CODES = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
 _FATAL_CODES = (*NO_TOPIC_CODES, *_UNAUTHORISED_CODES, *_LOGIN_CODES)
 _REFUSAL_S = 30.0
-"""Time in seconds for which a refused login explains the silence of a broker; librdkafka repeats it every 10 s."""
+"""Seconds for which a refused login explains a silent broker. librdkafka repeats a refused login every 10 s."""
 _CHUNK = 10_000
 
 _CONSUMER_PROPERTIES = {
@@ -63,16 +63,16 @@ _CONSUMER_PROPERTIES = {
 }
 _FEW_PARTITIONS = 32
 _FETCH_BYTES = {True: 1 << 20, False: 64 << 10}
-"""Maximum bytes of a partition in one fetch: True for reads of at most `_FEW_PARTITIONS` partitions, False for others.
+"""Maximum bytes per partition in one fetch: for reads of at most `_FEW_PARTITIONS` partitions (True), and for others.
 
-A broker sends up to this many bytes of each partition, even if a batch needs only two records of the partition.
+A broker sends up to this number of bytes of each partition, even if a batch needs only two records of the partition.
 """
 
 
 class Clients:
     """Kafka clients of one process that share their properties. Each client is created on its first use.
 
-    When a secret in a file has changed, all clients are replaced at their next use: librdkafka cannot change most
+    After a secret in a file has changed, each client is replaced at its next use, because librdkafka cannot change most
     properties of a client. Clients in use keep their connections.
     """
 
@@ -80,7 +80,7 @@ class Clients:
         self._login = Login(kafka)
         self._secrets: dict[str, str] | None = None
         self._refusal = (-_REFUSAL_S, "")
-        """When a login was last refused (monotonic seconds), and why."""
+        """Time of the last refused login (monotonic seconds), and the reason."""
         self._lock = runtime.rlock()
         self._admin: AdminClient | None = None
         self._producers: dict[float, Producer] = {}
@@ -90,12 +90,13 @@ class Clients:
     def properties(self, **ours: object) -> dict[str, object]:
         """Return the properties of a new client; the errors are those of `Login.properties`.
 
-        They stop librdkafka from logging each lost connection to stderr; `Patience` logs an outage once.
+        The properties stop librdkafka from logging each lost connection to stderr, because `Patience` logs an outage
+        once.
         """
         return {"log_level": 0, "error_cb": self._record_error, **self._login.properties(), **ours}
 
     def secrets(self) -> dict[str, str]:
-        """Return the current secrets in files, after discarding the clients if one has changed."""
+        """Return the current secrets from files. If a secret has changed, discards the clients first."""
         with self._lock:
             secrets, previous = self._login.secrets(), self._secrets
             if secrets != previous:
@@ -116,7 +117,7 @@ class Clients:
             self._refusal = runtime.monotonic(), error.str()
 
     def refusal(self) -> str:
-        """Return why a recent login failed: no token, or one that was refused; empty if there was no failure."""
+        """Return the reason why a recent login failed: no token, or a refused login; empty if no login failed."""
         if (error := self._login.token_error) is not None:
             return error.message
         if (admin := self._admin) is not None:  # another thread may discard it
@@ -134,11 +135,11 @@ class Clients:
         return "; ".join((hint, *self._login.unread_secrets))
 
     def reason(self, error: KafkaError) -> str:
-        """Return why the brokers do not answer: an error's text, and a recently refused login."""
+        """Return the reason why the brokers do not answer: an error's text, and a recent refused login."""
         return ": ".join(filter(None, (error.str(), self.refusal())))
 
     def explain_silence(self, waiting: Consumer | Producer) -> str:
-        """Return why the brokers do not answer, after passing a new password to the client that waits for them."""
+        """Return the reason why the brokers do not answer. Passes a new password to the client that waits for them."""
         password = self.secrets().get("sasl.password")
         if password is not None:
             waiting.set_sasl_credentials(str(self._login.properties().get("sasl.username", "")), password)
@@ -148,7 +149,7 @@ class Clients:
     def admin(self) -> AdminClient:
         """Client for requests. Keep it in a variable until its futures are done: another thread may discard it.
 
-        The end of its last reference destroys it, and its unfinished requests are never answered, or wrongly.
+        Without a reference, the client is destroyed; its unfinished requests then get no answer, or a wrong answer.
         """
         with self._lock:
             self.secrets()
@@ -274,7 +275,6 @@ def read_ranges(
     patience: Patience,
     deletion_errors: Mapping[int, list[Gone]] | None,
 ) -> Iterator[list[Sequence[Message]]]:
-    """Implement `Kafka.read_ranges`: read ranges of different partitions with one consumer."""
     with process_clients(kafka).consumer(len(parts)) as consumer:
         reading = _Reading(kafka, topic, consumer, patience, deletion_errors)
         reading.assign(parts)
@@ -310,7 +310,7 @@ class _Reading:
             )
 
     def poll(self) -> list[Sequence[Message]]:
-        """Return the next messages, in runs; an empty list if no message has arrived."""
+        """Return the next messages, in runs; an empty list if none has arrived."""
         missing = sum(end - at for at, end in self.unread.values())
         chunk = self._consumer.consume(min(_CHUNK, missing), timeout=POLL_S)
         if not chunk:
@@ -401,7 +401,7 @@ _OPEN_TIMEOUT_S = 10.0
 _FLUSH_S = 0.005
 _RETRY_MS = 500
 _SENT_ONCE_S = 0.8 * _RETRY_MS / 1000
-"""Duration of a commit, in seconds, up to which librdkafka has certainly sent each request only once.
+"""Seconds: in a commit that takes less time, librdkafka has certainly sent each request only once.
 
 librdkafka sends EndTxn again after `retry.backoff.ms`, minus up to a fifth, and TxnOffsetCommit after half a second.
 """
@@ -434,7 +434,7 @@ class LibrdKafkaProducer:
         self._too_large: Message | None = None
         """The first record that was larger than the topic allows."""
         self._position: tuple[int, str] | None = None
-        """Offset and text of the last published position that is known; None if nothing was published."""
+        """Offset and text of the last known published position; None if nothing was published."""
         self._may_resend_commit = False
         """True if a duplicate request of the last commit may still be in flight."""
 
@@ -506,9 +506,9 @@ class LibrdKafkaProducer:
         """Commit the transaction. Remembers the commit if a duplicate of its requests may still be in flight.
 
         librdkafka resends a request that gets no answer. The first copy may arrive during the next transaction. The
-        broker cannot distinguish it from a request of the next transaction, because both have the same epoch: EndTxn
-        would end the transaction too early, and TxnOffsetCommit would move the published position back. So after a slow
-        commit, whose requests may have been sent twice, the next transaction begins under a new epoch.
+        broker cannot distinguish this copy from a request of the next transaction, because both have the same epoch. A
+        late EndTxn would end the transaction too early, and a late TxnOffsetCommit would move the published position
+        back. So after a slow commit, the next transaction begins under a new epoch.
         """
         producer = self._open_producer
         with self._translated_errors():
@@ -530,9 +530,9 @@ class LibrdKafkaProducer:
     def close(self) -> None:
         """Close the clients. An open transaction is aborted by the next producer with this id, or by a timeout.
 
-        Both abort it under the next epoch, which is announced to all partitions. Brokers before 3.6 do not check to
-        which transaction a late record belongs: if the transaction were aborted under the current epoch, a record still
-        in flight could become part of the next transaction.
+        Both abort the transaction under the next epoch, which is announced to all partitions. Brokers before 3.6 do not
+        check to which transaction a late record belongs. If the transaction were aborted under the current epoch, a
+        record in flight could become part of the next transaction.
         """
         if self._producer is not None:
             self._producer.purge()

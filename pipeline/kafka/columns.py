@@ -1,4 +1,4 @@
-"""Messages of users' topics as Arrow columns, in the layout of Spark's Kafka source or of archives, and the reverse."""
+"""Messages of users' topics as Arrow columns, in the layout of Spark's Kafka source or of archives, and vice versa."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ class MessageColumns:
         return MessageColumns(*([self._messages[row] for row in part.tolist()] for part in parts if len(part)))
 
     def by_run(self) -> Iterator[tuple[int, MessageColumns]]:
-        """Yield each run's partition and columns. Columns are built for all runs at once."""
         if len(self._runs) == 1:
             yield self._messages[0].partition(), self
             return

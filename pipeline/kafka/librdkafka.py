@@ -54,9 +54,9 @@ _NO_LEADER_CODES = (
 _TIMEOUT_CODES = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT)
 _METADATA_TIMEOUT_S = 10.0
 _MAX_NEW_PARTITIONS = 100_000
-"""librdkafka's limit for one topic. Brokers have limits of their own."""
+"""librdkafka's limit for one topic. Brokers may have lower limits."""
 _RECENT = 10_000
-"""Number of offsets before a partition's end that are searched for a record that was just written."""
+"""Number of offsets before a partition's end that are searched for a newly written record."""
 _NO_ID = str(Uuid(0, 0))
 """Id of every topic on brokers without topic ids (before Kafka 2.8)."""
 _Answer = TypeVar("_Answer")
@@ -135,7 +135,7 @@ class LibrdKafka(Kafka):
         return len(description.partitions), _topic_id(description)
 
     def _list_offsets(self, topic: str, specs: Sequence[OffsetSpec], timeout_s: float) -> tuple[Offsets, Offsets]:
-        """Return each partition's requested offset, and the leader epoch of that offset (-1 if unknown)."""
+        """Return the requested offset of each partition, and its leader epoch (-1 if unknown)."""
         specs_by_partition = {TopicPartition(topic, partition): spec for partition, spec in enumerate(specs)}
         committed, admin = IsolationLevel.READ_COMMITTED, self._clients.admin
         futures = admin.list_offsets(specs_by_partition, isolation_level=committed, request_timeout=timeout_s)
@@ -279,7 +279,7 @@ class LibrdKafka(Kafka):
     def _find_ends(
         self, topic: str, records: Mapping[int, Record], ends: Mapping[int, int], patience_s: float
     ) -> dict[int, int]:
-        """Return the offset after a record that was just written, by partition, by reading each partition's end.
+        """Return, by partition, the offset after a newly written record, by reading each partition's end.
 
         Raises `SendFailed` if a record is not found there.
         """

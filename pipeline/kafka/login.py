@@ -1,7 +1,8 @@
 """Logins of Kafka clients: secrets in files, which may change while the app runs, and tokens.
 
-Two kinds of properties are slackwater's, not librdkafka's: `slackwater.auth`, and `NAME.file`, which names a file with
-the value of the property NAME. Other processes get them like all properties, and read files and make tokens themselves.
+slackwater adds two kinds of properties to librdkafka's: `slackwater.auth`, and `NAME.file`, the path of a file with the
+value of the property NAME. These properties are passed to other processes, which read the files and create tokens
+themselves.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _MSK_PROPERTIES = {"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEA
 
 
 def secret_files(kafka: Mapping[str, str]) -> dict[str, str]:
-    """Return the files with values of properties, by property."""
+    """Return the paths of files with secrets, by property."""
     named = {name: path for name, path in kafka.items() if name.endswith(FILE_SUFFIX) and name not in _OF_LIBRDKAFKA}
     return {name.removesuffix(FILE_SUFFIX): path for name, path in named.items()}
 
 
 def with_secret_files_in(folder: Path, kafka: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties with absolute paths of secret files; relative paths are relative to `folder`.
+    """Return the properties with absolute paths of secret files; a relative path starts at `folder`.
 
     Raises `Usage` for a path in the home folder of an unknown user.
     """
@@ -64,7 +65,7 @@ def uses_aws(kafka: Properties) -> bool:
 
 
 class Login:
-    """Login of this process's clients of one cluster."""
+    """Login of this process's clients at one cluster."""
 
     def __init__(self, kafka: Properties) -> None:
         files = secret_files(kafka)
@@ -75,21 +76,24 @@ class Login:
         self._uses_msk = uses_aws(kafka)
         self._tokens: MskTokens | None = None
         self.token_error: SlackwaterError | None = None
-        """Error of the last attempt to make a token; None after a success."""
+        """Error of the last attempt to create a token; None after a success."""
 
     def secrets(self) -> dict[str, str]:
-        """Return the current values of properties that are in files. Raises `Refused` if a file was never readable."""
+        """Return the current values of properties whose values are in files.
+
+        Raises `Refused` if a file was never readable.
+        """
         return {name: file.read() for name, file in self._files.items()}
 
     @property
     def unread_secrets(self) -> tuple[str, ...]:
-        """Sentences that explain why the present contents of files are not in use."""
+        """Sentences that explain why current contents of files are not used."""
         return tuple(file.unread for file in self._files.values() if file.unread)
 
     def properties(self) -> dict[str, object]:
         """Return librdkafka's properties for a new client, and confluent-kafka's callback for tokens.
 
-        Raises `Refused` and `Unavailable` if a secret cannot be read or no token can be made, and `Usage`.
+        Raises `Refused` and `Unavailable` if a secret cannot be read or no token can be created, and `Usage`.
         """
         properties: dict[str, object] = {**self._properties, **self.secrets()}
         if not self._uses_msk:
@@ -103,7 +107,7 @@ class Login:
         return {**_MSK_PROPERTIES, **properties, "oauth_cb": self._new_token}
 
     def _new_token(self, _config: str = "") -> tuple[str, float]:
-        """Return a token and the end of its life. After an error, librdkafka calls this again in ten seconds."""
+        """Return a token and its expiry time. After an error, librdkafka calls this method again in ten seconds."""
         assert self._tokens is not None  # noqa: S101  created before
         try:
             token = self._tokens.new()

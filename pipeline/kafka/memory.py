@@ -92,10 +92,10 @@ class MemoryKafka(Kafka):
         """Committed offset and text of each consumer group, by topic and partition."""
         self._topics: dict[str, list[_Partition]] = {}
         self._configs: dict[str, Mapping[str, str]] = {}
-        """The topics' properties, which delete nothing here."""
+        """Properties of the topics. They have no effect on retention here."""
         self._ids: dict[str, str] = {}
         self.has_topic_ids = True
-        """False imitates brokers without topic ids."""
+        """True if topics have ids; False imitates old brokers."""
         self.state_requests = 0
         """Number of calls of `state`."""
         self._producers: dict[str, object] = {}
@@ -274,7 +274,7 @@ class MemoryKafka(Kafka):
             raise NotFound("Kafka topic", topic, self._topics) from None
 
     def _append(self, topic: str, records: Iterable[Record], *, transactional: bool = False) -> dict[int, int]:
-        """Append records; if `transactional`, also a control record. The caller holds the lock."""
+        """Append records. With `transactional`, also append a control record. The caller holds the lock."""
         partitions, ends, now_ms = self._topics[topic], dict[int, int](), runtime.time_ns() // 1_000_000
         for record in records:
             by_key = crc32(record.key or b"") % len(partitions)

@@ -1,4 +1,4 @@
-"""Server that gives other processes of this machine, such as Spark's workers in tests, access to a `MemoryKafka`.
+"""Server that lets other processes of this machine, such as Spark's workers in tests, use a `MemoryKafka`.
 
 Each client process has one connection and calls the methods of the `MemoryKafka` by name.
 """
@@ -28,7 +28,7 @@ _HOST = "127.0.0.1"
 
 @contextmanager
 def serve(kafka: MemoryKafka) -> Iterator[Properties]:
-    """Serve this Kafka to other processes during the context. Yields the properties to open it with `open_kafka`."""
+    """Serve this Kafka to other processes during the block. Yields properties for `open_kafka`."""
     key, closed = runtime.random_bytes(16), runtime.event()
     with Listener((_HOST, 0), backlog=64, authkey=key) as listener:
         _, port = cast("tuple[str, int]", listener.address)

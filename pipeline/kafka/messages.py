@@ -1,8 +1,7 @@
 """Encoding of messages of repartition topics: an Arrow stream with one batch, or a marker.
 
 Every message of a repartition topic carries one header, `slackwater: <attempt>`, or `slackwater: marker <snapshot>`.
-Readers keep the messages of the attempts that manifests name and skip all other messages. A row's location is
-`topic[partition]@offset+row`.
+Readers keep only messages whose attempt a manifest names. A row's location is `topic[partition]@offset+row`.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def _encode_halving(rows: pa.RecordBatch) -> Iterator[bytes]:
 def split_into_messages(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple[int, bytes]]:
     """Split rows into messages of at most a few hundred KB for each row's partition. Yields (partition, value).
 
-    A single row that is larger becomes a message of up to `MAX_RECORD_BYTES`; a row beyond that raises `RowTooLarge`.
+    A larger row becomes a message of its own, up to `MAX_RECORD_BYTES`; beyond that limit, raises `RowTooLarge`.
     """
     if rows.num_rows == 0:
         return
@@ -89,7 +88,7 @@ def send_messages(
 def write_markers(kafka: Kafka, topic: str, partitions: int, snapshot: str, patience_s: float) -> Offsets:
     """Write a snapshot's marker to each partition, after the version's own messages. Return the markers' offsets.
 
-    A marker counts only if a manifest names its offset, so markers of a writer that fails before its commit are
+    A marker counts only if a manifest names its offset. So markers of a writer that fails before its commit are
     skipped. Raises `Unavailable` if the broker does not answer for longer than `patience_s`.
     """
     messages = [(partition, b"") for partition in range(partitions)]
@@ -176,9 +175,8 @@ def read_rows(
     """Read ranges of different partitions of a repartition topic, and yield the decoded rows.
 
     `decode_run` converts messages of one partition to batches. If `topic_id` is given, the topic must have this id.
-    Deleted offsets are accepted if all expected rows were read. Raises `Corruption` if the number of rows of a range
-    differs from the expected number, if that is known. Raises `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if
-    the read fails.
+    Deleted offsets are accepted if all expected rows were read. Raises `Corruption` if the number of rows of a range is
+    known and differs. Raises `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the read fails.
     """
     num_rows = dict.fromkeys((part.partition for part in parts), 0)
     gone: dict[int, list[Gone]] = {partition: [] for partition in num_rows}
@@ -210,7 +208,7 @@ def _record_location(message: Message) -> str:
 
 
 def check_row_count(topic: str, part: Range, num_rows: int, deletion_errors: Sequence[Gone]) -> None:
-    """Check that a range had as many rows as its writers' manifests state.
+    """Check that a range had the number of rows that its writers' manifests state.
 
     If the manifests state no number, nothing is checked.
 

@@ -1,6 +1,6 @@
 """Tokens with which Kafka clients log in to Amazon MSK as an IAM user or role.
 
-A token is a presigned URL of the action `kafka-cluster:Connect`, in base64, as made by AWS's own signers
+A token is a presigned URL of the action `kafka-cluster:Connect`, in base64, in the format of AWS's own signers
 (github.com/aws/aws-msk-iam-sasl-signer-python). Signing makes no request.
 """
 
@@ -32,10 +32,10 @@ _MSK_REGION = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com
 
 
 class MskTokens:
-    """Maker of tokens for one cluster, with this process's AWS credentials, which boto3's chain finds and renews.
+    """Creates tokens for one cluster from this process's AWS credentials, which boto3's chain finds and renews.
 
     Raises `Usage` if the region is unknown, `Refused` without credentials or with an unusable AWS configuration, and
-    `Unavailable` if the server or program that has the credentials does not give them at the moment.
+    `Unavailable` if the server or program that provides credentials fails temporarily.
     """
 
     def __init__(self, brokers: str) -> None:
@@ -69,7 +69,7 @@ class MskTokens:
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Raise errors of boto3's chain as slackwater's errors, without secrets and causes, which may have secrets."""
+        """Raise errors of boto3's chain as slackwater's errors, without secrets and without their causes."""
         try:
             yield
         except SlackwaterError:

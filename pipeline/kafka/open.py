@@ -14,14 +14,14 @@ from .login import check_login
 from .protocol import Kafka, Offsets, kafka_patience
 
 simulated_clusters: dict[str, Kafka] = {}
-"""Clusters of the simulation that runs in this process, by address."""
+"""Clusters of a simulation in this process, by address."""
 
 
 def open_kafka(at: str | Mapping[str, str]) -> Kafka:
     """Open Kafka at `host:port` or by librdkafka's client properties; `memory://NAME` is an in-memory Kafka for tests.
 
-    Makes no request: call `wait_until_available` to check that the brokers answer. Raises `Usage` for an impossible
-    login.
+    Makes no request: call `wait_until_available` to check that the brokers answer. Raises `Usage` for invalid login
+    settings.
     """
     properties = {"bootstrap.servers": at} if isinstance(at, str) else at
     if (simulated := simulated_clusters.get(properties["bootstrap.servers"])) is not None:

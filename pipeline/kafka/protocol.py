@@ -23,7 +23,7 @@ Offsets = tuple[int, ...]
 
 HEADER_NAME = "slackwater"
 UNLIMITED_RETENTION = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
-"""Properties of a sink's internal topic: Kafka deletes no records, because the publisher deletes published records."""
+"""Properties of a sink's internal topic. Kafka deletes no records, because the publisher deletes published records."""
 
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -92,7 +92,7 @@ class ProducerFenced(Exception):
 
 
 class TransactionFailed(Exception):
-    """Error of a transaction that may or may not be committed. The next call of `open` finds out.
+    """A transaction failed, and may be committed or not. The next call of `open` finds out.
 
     `error` is the error to show if retries keep failing; None if the brokers do not answer.
     """
@@ -248,8 +248,7 @@ class Kafka(Protocol):
         """Write records durably and in order, outside of transactions. Return the end offset of each written partition.
 
         Raises `Refused` if the broker denies access, `SendFailed` if the broker rejects a record or does not
-        acknowledge all of them within `patience_s`, and `Unavailable` if the broker does not answer for longer than
-        `patience_s`.
+        acknowledge all records within `patience_s`, and `Unavailable` after `patience_s` without an answer.
         """
 
     def transactional_producer(self, settings: TransactionSettings) -> TransactionalProducer: ...
@@ -300,12 +299,12 @@ _log = logging.getLogger("slackwater")
 
 KAFKA_SETTING = "--kafka, SLACKWATER_KAFKA or kafka in slackwater.toml"
 _WARN_AFTER_S = 4
-"""Seconds without an answer after which a warning is logged; a busy broker occasionally takes almost as long."""
+"""Seconds without an answer before a warning is logged. A busy broker may take almost this time."""
 
 
 @dataclass(slots=True)
 class Patience:
-    """Timeout for a server that does not answer. Warns once when answers stop, and once when they come again."""
+    """Timeout for a server that does not answer. Logs one warning when answers stop, and one when they resume."""
 
     server: str
     limit_s: float

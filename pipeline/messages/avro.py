@@ -1,9 +1,9 @@
 """Decodes Avro messages to Arrow arrays, with the Avro reader of arrow-rs, which DataFusion provides.
 
-The reader takes files. So a batch of messages is written as one object container file with one block. The five bytes of
-a message's header are replaced by the message's number in the batch, which is read as an additional first field. If a
-message has more or fewer bytes than its schema requires, the next message's number is read from the wrong position,
-which reveals the error.
+The reader takes files, so a batch of messages is written as an object container file with one block. The five bytes of
+each message's header are replaced by the message's number in the batch, as an additional first field. If a message is
+longer or shorter than its schema requires, the next number is read from the wrong position and does not match, which
+reveals the error.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ _ALL_CONVERSIONS: _Conversions = {
 def _is_readable_as(
     written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIONS, *, in_union: bool = False
 ) -> bool:
-    """Return True if values of `written` can be read as `read`. Considers only the types and names at the top level."""
+    """Return True if values of `written` can be read as `read`, judged by types and names at the top level."""
     kind = written["type"]
     if kind != read["type"]:
         if read["type"] in _NARROWED.get(kind, ()) and ("logicalType" in written or "logicalType" in read):
@@ -290,10 +290,6 @@ def _resolve_to_union(values: Values, count: int, written: Node, read: Node) -> 
 
 
 def _resolve_to_member(values: Values, count: int, written: Node, read: Node, at: int) -> pa.Array:
-    """Convert values to one branch of the reader's union.
-
-    `at` is the index of the branch among the branches other than null.
-    """
     choices = branches(read)
     member = resolve(values, count, written, choices[at])
     if len(choices) == 1:

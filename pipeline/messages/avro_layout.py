@@ -1,9 +1,9 @@
 """Avro layouts: schemas under which arrow-rs reads a writer's messages, and the Arrow types that it returns.
 
-A layout describes the same bytes as the writer's schema, but without features that arrow-rs cannot read. Names and
-symbols are replaced by plain names. Logical types other than decimals are omitted, and so are fields without bytes
-(null, empty records). A union with a single branch becomes a record that has the branch's number and value. See the
-specification of Avro 1.12, "Binary encoding".
+A layout describes the same bytes as the writer's schema, without features that arrow-rs cannot read. Names and symbols
+are replaced by plain names. Logical types other than decimals are omitted, and so are fields without bytes (null, empty
+records). A union with a single branch becomes a record that has the branch's number and value. See the specification of
+Avro 1.12, "Binary encoding".
 """
 
 from __future__ import annotations

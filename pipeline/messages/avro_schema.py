@@ -122,10 +122,6 @@ def _parse_with_references(schema: Schema, types: dict[str, Node | None]) -> Nod
 
 
 def _normalize(part: Any, namespace: str, types: dict[str, Node | None]) -> Node:
-    """Return a part of a schema in normal form.
-
-    `types` has named types by full name; None marks a type whose definition is being read.
-    """
     if isinstance(part, list):
         choices = [_normalize(branch, namespace, types) for branch in part]
         if not choices or any(choice["type"] == "union" for choice in choices):
@@ -179,7 +175,7 @@ def _named_type(part: Any, namespace: str, types: dict[str, Node | None]) -> Nod
 
 
 def _logical_entries(kind: str, part: Any, size: int) -> dict[str, Any]:
-    """Return the entries that a valid logical type adds to a node; empty for an invalid or unknown one."""
+    """Return the entries that a valid logical type adds to a node; empty for an invalid or unknown type."""
     logical = part.get("logicalType")
     if logical == "decimal" and kind in ("bytes", "fixed"):
         precision, scale = part.get("precision"), part.get("scale", 0)
@@ -195,7 +191,7 @@ def _logical_entries(kind: str, part: Any, size: int) -> dict[str, Any]:
 def is_one_value(node: Node, data: bytes, at: int) -> bool:
     """Return True if the bytes from `at` to the end are exactly one value of the schema.
 
-    The batch reader reports only that a batch has a bad message, and takes a millisecond to read a single message. This
+    The batch reader does not identify the bad message of a batch, and takes a millisecond for a single message. This
     check takes microseconds, and is used only for batches with a bad message.
     https://avro.apache.org/docs/1.12.0/specification/#binary-serialization-encoding
     """
@@ -298,7 +294,10 @@ _JSON_TYPES: dict[str, Any] = {
     "map": dict,
     "record": dict,
 }
-"""Python type of a default's JSON value, by Avro type. Strings stand for numbers that JSON lacks, such as "NaN"."""
+"""Python type of a default's JSON value, by Avro type.
+
+A string may stand for a number that JSON lacks, such as "NaN".
+"""
 _BITS = {"int": 31, "long": 63}
 
 

@@ -76,12 +76,12 @@ def decode(
         message: Protobuf only: full name of the message type. Empty means the schema's first.
         mode: `FAILFAST` stops the stage at a message that cannot be decoded, and nothing is lost. `PERMISSIVE` decodes
             the message to null. Case-insensitive, as in Spark.
-        reason: `PERMISSIVE` only: name of an extra string field with the error of a message that cannot be decoded,
-            whose other fields are null then. Empty means no such field.
+        reason: `PERMISSIVE` only: name of an additional string field. It has the error of a message that cannot be
+            decoded; the other fields are then null. Empty for no such field.
         patience_s: Maximum time, in seconds, that a registry may be unavailable before the stage stops.
 
     Returns:
-        A struct column, null where the message is null.
+        A struct column; null for a null message.
 
     Raises:
         NotFound: The registry has no such subject or version, or the schema has no such message type.
@@ -240,8 +240,6 @@ def read_batch(
 
 @dataclass(slots=True)
 class _BatchDecoder:
-    """Decodes a batch for `read_batch`, one writer's schema at a time."""
-
     messages: pa.BinaryArray
     reader: Reader
     kind: str

@@ -49,8 +49,8 @@ class JsonReader(Reader):
 def parse_json(texts: pa.BinaryArray, kind: pa.DataType | None, *, grows: bool = False) -> pa.Array:
     """Parse JSON texts, each to a value of `kind`; fields that `kind` lacks are ignored.
 
-    With `grows`, they are added with the types that Arrow infers; `kind` may then be None. Raises `BadMessage` if a
-    text is not exactly one JSON value, or has other types.
+    With `grows`, these fields are added, with types that Arrow infers; `kind` may then be None. Raises `BadMessage` if
+    a text is not exactly one JSON value, or has other types.
     """
     count = len(texts)
     # Wrap each text in an object with its number: this detects two values in a text, and half a value.
@@ -211,7 +211,6 @@ _FOUR_DIGIT_YEAR_DAYS = (-719_162, 2_932_896)
 
 
 def _has_long_year(numbers: pa.Array, per_day: int) -> pa.Array:
-    """Return a mask that is True for times before the year 1 or after the year 9999. A day has `per_day` ticks."""
     first, last = _FOUR_DIGIT_YEAR_DAYS
     lower, upper = (
         pa.scalar(max(min(day_number * per_day, _MAX_INT64), -_MAX_INT64), numbers.type)

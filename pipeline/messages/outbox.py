@@ -1,4 +1,4 @@
-"""Records that enter the internal topic of a sink outside of a batch's tasks: retried ones, and those of a repair."""
+"""Records that enter a sink's internal topic outside of a batch's tasks: records of a retry or of a repair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..kafka.protocol import Kafka
 
 
 def send_records(kafka: Kafka, base: Manifest, sink: str, records: pa.Table, *, patience_s: float) -> TaskReport:
-    """Send encoded records to a sink's internal topic, for the version after `base`. Returns the report for it.
+    """Send encoded records to a sink's internal topic, for the version after `base`. Returns the task report.
 
     The records count once a version names the report's attempt. Raises `Refused`, `SendFailed` or `Unavailable`.
     """

@@ -94,7 +94,7 @@ _BATCH_OVERHEAD = 61
 
 
 def single_batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
-    """For each record, return the uncompressed size in bytes of a batch with only this record.
+    """Return, for each record, the uncompressed bytes of a batch that has only this record.
 
     The topic's `max.message.bytes` limits this size. Source: https://kafka.apache.org/documentation/#messageformat
     """

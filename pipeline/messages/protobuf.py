@@ -1,7 +1,7 @@
 """Decodes Protobuf messages to Arrow arrays, with ptars. Schemas are compiled with protoc.
 
-Messages are decoded by the reader's schema. By Protobuf's rules, fields unknown to the reader are ignored, and fields
-unknown to the writer get defaults. The writer's schema is only needed to find the message type of a message.
+Messages are decoded by the reader's schema. By Protobuf's rules, fields that only the writer knows are ignored, and
+fields that only the reader knows get defaults. The writer's schema is only needed to find a message's type.
 
 ptars decodes the messages of a type by the type's layout: a simpler message type that describes the same bytes. In a
 layout, all fields are optional, so that missing fields can be recognised; enums are numbers, maps are lists of entries,
@@ -73,7 +73,7 @@ class ProtobufReader(Reader):
         return values
 
     def _read_columns(self, bodies: pa.BinaryArray) -> tuple[pa.StructArray, Rows]:
-        """Return the columns of the messages, and the row numbers of messages that Protobuf's own parser must decode.
+        """Return the messages' columns, and the row numbers of messages that need Protobuf's own parser.
 
         Raises `BadMessage` for bytes that do not match the schema.
         """
@@ -169,7 +169,7 @@ _WRAPPERS = tuple(
 )
 _MICROS_PER_SECOND, _NANOS_PER_MICRO = 1_000_000, 1_000
 _MAX_SECONDS = (1 << 63) // _MICROS_PER_SECOND - 4
-"""Maximum time, in seconds, that fits into 64 bits as microseconds, less 3 s for the nanoseconds."""
+"""Maximum time in seconds that fits into 64 bits as microseconds, less 3 s to leave room for the nanoseconds."""
 _UNSIGNED_64 = pa.decimal128(20, 0)
 """The smallest Spark type that holds every unsigned 64-bit integer."""
 
@@ -221,7 +221,7 @@ def convert_messages(values: pa.StructArray, message: Any, rows: Rows, doubtful:
     """Return messages as structs of `column_type`.
 
     Args:
-        values: The messages, as the library ptars decoded them by the layout of their type.
+        values: The messages, decoded by the library ptars with the layout of their type.
         message: Descriptor of the messages' type.
         rows: For each message, its row number in the batch.
         doubtful: List to which row numbers are added. These messages must be read again with Protobuf's own parser,

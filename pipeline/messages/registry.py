@@ -86,7 +86,7 @@ def drop_prefix(messages: pa.BinaryArray, num_bytes: int) -> pa.BinaryArray:
 
 
 def keep_last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
-    """Return maps without duplicate keys: the last entry of each key stays, as in a dict.
+    """Return maps without duplicate keys. The last entry of a key is kept, as in a dict.
 
     `maps` has no nulls and is no slice. Spark, DuckDB and Arrow reject maps with duplicate keys, but only when such a
     map is used.
@@ -157,7 +157,7 @@ class Registry:
     user_info: str = field(default="", repr=False)
     patience_s: float = 60.0
     user_info_file: str = field(default="", repr=False)
-    """File that has `user_info`, which may change; empty for none."""
+    """File with `user_info`, which may change while the app runs; empty for none."""
 
     @staticmethod
     def at_url(url: str, patience_s: float) -> Registry:
@@ -180,7 +180,7 @@ class Registry:
 
     @lru_cache(maxsize=256)  # noqa: B019  a process has few registries
     def latest(self, subject: str, version: int | None) -> Schema:
-        """Return a subject's schema: of `version`, or the newest for None. Cached until the next start.
+        """Return a subject's schema of a version; the newest schema for None. Cached until the next start.
 
         Raises `NotFound`, `Refused` if access is denied or the answer is not a schema, and `Unavailable` after
         `patience_s`.

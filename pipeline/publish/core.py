@@ -26,7 +26,7 @@ _VERSIONS_PER_READ = 100
 
 
 class PublishRange(NamedTuple):
-    """Range of the internal topic to publish next, the attempts whose messages count, and the position after it all."""
+    """Range of the internal topic to publish next, with valid attempts, and the position after the range."""
 
     start: int
     end: int
@@ -64,7 +64,7 @@ class Target(Protocol):
 
 
 ReadRows = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
-"""Function that yields the rows of some attempts in a range of offsets, as tables, each with the next offset."""
+"""Function that yields the rows of given attempts in a range of offsets, as tables, each with the next offset."""
 
 
 class Backlog:
@@ -81,8 +81,8 @@ class Backlog:
         self._up_to = self._newest = 0
         """Newest version for which the rows are known.
 
-        Versions up to `_up_to` are in `_unpublished`, are published, or have no rows; `_newest` is the newest offered
-        version.
+        Each version up to `_up_to` is in `_unpublished`, or is published, or has no rows. `_newest` is the newest
+        offered version.
         """
 
     def restart(self, version: int) -> None:
@@ -172,7 +172,7 @@ class Publisher:
         return True
 
     def skip_version(self) -> int:
-        """Skip the next version, whose rows Kafka has lost; return the number of skipped rows.
+        """Skip the next version, because Kafka has lost its rows. Returns the number of skipped rows.
 
         Raises the errors of `publish_next`.
         """

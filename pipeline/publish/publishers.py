@@ -213,7 +213,7 @@ class SinkThread:
 def open_target(
     kafka: Kafka, sink: Sink, book: SinkProgress, info: AppInfo | None, *, accept_loss: bool, patience_s: float
 ) -> Target:
-    """Return the target of a sink, where the app publishes it."""
+    """Return the target of a sink: the topic, function or table to which the app publishes it."""
     head, app_id = book.claimed, info.created_ms if info else 0
     if isinstance(sink, FunctionSink):
         return FunctionTarget(sink.function, book)
@@ -268,7 +268,7 @@ class Publishers(Listener):
     def replace_threads(self, heads: Mapping[str, Manifest]) -> bool:
         """Create and stop threads so that each sink in `heads` has a thread. Returns True if any thread changed.
 
-        A sink that started over gets a new thread. This method does not start the new threads.
+        A sink that starts again from its beginning gets a new thread. The new threads are not started here.
         """
         threads = {(thread.stage, thread.sink): thread for thread in self._threads}
         for stage, sink in self._sinks:

@@ -30,7 +30,7 @@ _PATIENCE_S = 30.0
 
 
 def published_sinks(stage: Stage, publishes: Mapping[str, str] | None) -> Iterator[api.Sink]:
-    """Yield the sinks that a stage publishes: all its sinks, or in a clone only the sinks in `publishes`."""
+    """Yield the sinks that a stage publishes: in a clone only the sinks in `publishes`, otherwise all sinks."""
     return (sink for sink in stage.sinks if publishes is None or sink.name in publishes)
 
 
@@ -40,8 +40,8 @@ def check_targets(
     """Check that the sinks of the stages to run can be published.
 
     `reads` maps declared topics to the topics that the app reads instead. `publishes` maps the sinks of a clone to
-    their topics; None if topics are as declared. Raises `NotFound` for a missing topic, and `Refused` for a topic to
-    which the user may not write, or that the app reads, and for a table that cannot be read.
+    their topics; None if topics are as declared. Raises `NotFound` for a missing topic. Raises `Refused` for a topic
+    that the app reads, for a topic without the right to write, and for a table that cannot be read.
     """
     _check_tables(stages, publishes)
     targets = {
@@ -166,10 +166,10 @@ def check_internal_topics(
 
 
 def _continue_sink(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) -> Sink | None:
-    """Return an existing sink for the next claim; None if the sink has to start over.
+    """Return an existing sink for the next claim; None if the sink has to start again from its beginning.
 
-    A sink starts over if its internal topic was created again and loss is accepted. Raises `AnotherTopic` if loss is
-    not accepted.
+    A sink starts again if its internal topic was re-created and loss is accepted. Raises `AnotherTopic` if loss is not
+    accepted.
     """
     try:
         now = kafka.topic_state(sink.topic)

@@ -1,8 +1,8 @@
 """Destinations of a sink's rows and of the publisher's position: a Kafka topic, or a user's function.
 
 Rows are written to a topic in transactions that also commit the position: the offset of the stage's consumer group on
-the internal topic. The offset's metadata has the version and the app's id, because an app that was removed and created
-again has other offsets.
+the internal topic. The offset's metadata has the version and the app's id: offsets of a removed app of the same name
+are not valid.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..spark.user_errors import as_user_error
 
 @dataclass(slots=True)
 class SinkProgress:
-    """Reads and writes the published position of one sink in the store. Also reads the sink's promotion and epoch."""
+    """Reads and writes a sink's published position in the store. Also reads the sink's promotion and epoch."""
 
     store: ObjectStore
     claimed: Manifest
@@ -43,7 +43,7 @@ class SinkProgress:
     def first_position(self) -> PublishedPosition:
         """Return the position at which publishing of the sink began.
 
-        The version of that position is not garbage collected before all rows are published.
+        The version of this position is kept from garbage collection until all rows are published.
         """
         first, since = self.claimed, self.sink.since
         if since != first.version:
@@ -65,7 +65,7 @@ class SinkProgress:
         return self.stored_position
 
     def begin_position(self) -> PublishedPosition:
-        """Return the stored position. If there is none, store the first one."""
+        """Return the stored position, or store and return the first position."""
         place = self.read_position()
         if place is None:
             self.store_position(place := self.first_position())
@@ -118,7 +118,7 @@ class TopicTarget:
         self.producer.close()
 
     def _choose_first_position(self, stored: PublishedPosition | None) -> PublishedPosition:
-        """Choose the first position of a sink that has none in Kafka, and write it to Kafka and the store.
+        """Choose the first position of a sink that has no position in Kafka, and write it to Kafka and the store.
 
         The result is the position in the store, or the sink's beginning if the store has none. If rows may have been
         published after that position, raises `Refused`; with `accept_loss`, returns the position of the claim instead.

@@ -1,4 +1,4 @@
-"""Decides whether a batch failed because of its records or because of its environment, by the error text from Spark."""
+"""Decision if a batch failed because of its records or because of its environment, by the error text from Spark."""
 
 from __future__ import annotations
 

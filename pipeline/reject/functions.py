@@ -1,7 +1,7 @@
 """Trials of users' Python functions in Spark tasks, to find the rows for which a function fails.
 
-Each class replaces one kind of Spark's Python functions, and returns a `Failure` as JSON for each row for which the
-function fails. The user's function is given in Spark's serialized form.
+Each class replaces one kind of Spark's Python functions, and returns a `Failure` as JSON for each failing row. The
+user's function is in Spark's serialized form.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FAILURE_COLUMNS = f"`{RECORD}` long, why string"
 class _Trial:
     command: bytes = field(repr=False)
     max_failures: int
-    """Number of failing rows to find per call. If more rows fail, the result has at least one row more."""
+    """Number of failing rows to find per call. If more rows fail, the result has at least one more row."""
     error_tag: ErrorTag = ERROR_TAG
 
     @cached_property

@@ -70,7 +70,7 @@ def split_record_number(number: int) -> tuple[int, int]:
 
 
 _GAP = 2_000
-"""Maximum number of unneeded messages within one read. Skipping more of them takes longer than a second read."""
+"""Maximum number of unneeded messages within one read. A second read is faster than skipping more messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Threads beside the work of a process that commits versions, and garbage collection in one of them. No Spark."""
+"""Background threads of a process that commits versions, and garbage collection in a background thread. No Spark."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping

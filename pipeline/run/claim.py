@@ -47,7 +47,7 @@ from .start_positions import (
 
 TASKS_PER_CORE = 2
 _MANY_TASKS = 16
-"""Number of hash ranges of a table at which puts of merges cost more than additional runs; and the run limit then."""
+"""Number of hash ranges above which puts by merges cost more than additional runs, and the run limit in that case."""
 """Tasks of a batch per core of the session, so that a slow task does not leave the other cores idle."""
 
 
@@ -97,8 +97,8 @@ def reconcile_table(
 def with_tasks(table: Table | None, declared: int | None, cores: int) -> Table | None:
     """Return the table with the number of tasks of a batch: `declared`, else a default for the session's `cores`.
 
-    The default is a power of two, so that a change of the number joins or splits whole hash ranges. Then a merge has to
-    cut an SST only if the number of tasks has grown since the SST was written.
+    The default is a power of two, so that a change of the number joins or splits whole hash ranges. A merge then cuts
+    an SST only if the number of tasks has grown since the SST was written.
     """
     if table is None:
         return None
@@ -243,7 +243,7 @@ class Claimer:
     def check_shape(
         self, stage: Stage, shape: StageSchemas, head: Manifest | None, starts: dict[str, StartPosition]
     ) -> None:
-        """Raise `Refused` for columns that differ from the stored columns.
+        """Raise `Refused` if columns differ from the stored columns.
 
         Logs the records that the stage will never see.
         """
@@ -376,8 +376,8 @@ class Claimer:
     ) -> dict[str, StartPosition]:
         """Return a stage's start positions by the input's declared name. `head` is None for a new stage.
 
-        With `claiming`, the head is the draft of the stage's claim, and upstream stages of this run are claimed
-        already. Raises the errors of `check_stage`.
+        With `claiming`, the head is the draft of the stage's claim, and upstream stages of this run are already
+        claimed. Raises the errors of `check_stage`.
         """
         left_off: dict[str, Input | None] = {}
         if head is not None:

@@ -1,8 +1,8 @@
 """Monitoring of a runner: Prometheus metrics, and liveness and readiness for probes.
 
-The metrics are one registry, updated by the events that the terminal also shows. Names follow Prometheus' conventions
-(base units, `_total` for counters). Terms for the store are RocksDB's: L0, compaction, write amplification (exported as
-two counters of bytes, written by batches and by compactions).
+The metrics are in one registry. The events of a run, which the terminal also shows, update them. Names follow
+Prometheus' conventions (base units, `_total` for counters). Terms for the store are RocksDB's: L0, compaction, write
+amplification (exported as two counters of bytes, written by batches and by compactions).
 
 A run is live while it makes progress on pending work. Waiting for records, or for a broker or a store within its
 timeout, is healthy: a restart would not help. A run counts as hanging if its JVM does not answer, if the driver's loop
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 HANG_AFTER_S = 600.0
 """Minimum time in seconds without progress after which a run with pending work counts as hanging."""
 _HANG_FACTOR = 10
-"""Allowed time without progress, as a multiple of the duration of a stage's longest recent batch."""
+"""Allowed time without progress, as a multiple of the stage's longest recent batch."""
 _JVM_SILENCE_S = 60.0
 _MAX_LOOP_S = 60.0
 """Maximum seconds of one round of the driver's loop, in addition to the timeout of store and broker."""
@@ -42,8 +42,6 @@ _NUM_RECENT_BATCHES = 20
 
 @dataclass(slots=True)
 class _StageProgress:
-    """Observed progress of one stage."""
-
     progressed_s: float
     """Time of the last progress: a batch began or ended, a version was committed, or a Spark task ended."""
     trigger_s: float

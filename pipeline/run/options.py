@@ -26,7 +26,7 @@ class Options:
     stages: tuple[str, ...] = ()
     """Stages to run; empty for all."""
     until_caught_up: bool = False
-    """True to stop once the stages have read all records present at the start, and the rows caused by these records."""
+    """True to stop once the stages have processed all records present at the start, and all resulting rows."""
     max_records: int | None = None
     """Maximum number of records of each input per batch; None for the program's setting."""
     trigger_ms: int | None = None
@@ -52,7 +52,7 @@ class Options:
     until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """End offsets of users' topics, by name; other topics are read to their ends."""
     publishes: bool = True
-    """True to publish the rows of sinks; False to leave the rows in the sinks' internal topics."""
+    """True to publish the rows of sinks; False to keep the rows in the sinks' internal topics."""
 
     def __post_init__(self) -> None:
         if self.max_records is not None:

@@ -1,4 +1,4 @@
-"""Loads a user's program from a file, and runs an app of a file or of this process."""
+"""Loading of a user's program from a file, and running of an app from a file or from this process."""
 
 import sys
 from contextlib import nullcontext

@@ -47,7 +47,7 @@ from .supervisor import CatchUp, RequestExecutor, SnapshotCompleter, Supervisor,
 from .waiting import Wait, find_wait, input_behind
 
 _MAX_DRAIN_S = 10.0
-"""Maximum seconds for archiving the last records when a run ends. The next run archives the rest."""
+"""Maximum seconds for archiving the last records when a run ends. The next run archives the remaining records."""
 
 OpenEngine = Callable[[str, Options, StopEvent], AbstractContextManager[Engine]]
 """Function that opens an engine, given the app's name, the options of the run and its stop event."""
@@ -68,8 +68,8 @@ def run(
 
     `listener` gets the events of the run. The run ends when the event `stop` is set; if `stop` is None, this function
     handles the signals itself. `engine` opens the engine; None for Spark. Raises `StopRequested` if a given `stop` is
-    set before the first batch, `Fenced` if a newer runner took a stage over, and another `SlackwaterError` for any
-    other error. Committed versions are never lost.
+    set before the first batch, `Fenced` if a newer runner took a stage over, and other `SlackwaterError`s. Committed
+    versions are never lost.
     """
     with ExitStack() as stack:
         stack.enter_context(running_app(app.name))

@@ -64,7 +64,7 @@ class StartFinder:
     accept_loss: bool
     claiming: bool = False
     offsets_since: Callable[[str, int], Sequence[int]] | None = None
-    """Function from a time (ms since 1970) by partition to the offset of the first record since then; -1 for none."""
+    """Function from one time (ms since 1970) per partition to the first offset at or after each time; -1 for none."""
 
     def start_on_topic(self, name: str, topic: str, begin: ChooseStartOffsets | None) -> StartPosition:
         """Return the start position on a user's topic. A new stage starts at the offsets that `begin` returns.
@@ -110,7 +110,7 @@ class StartFinder:
         return StartPosition(replace(source, offsets=offsets, lost=total), LostRecords(topic, at, offsets), ends=ends)
 
     def _younger_reason(self, topic: str, source: Input, now: TopicState) -> str:
-        """Return a reason to assume that a topic was created again, from its records' times; empty for none.
+        """Return a reason to assume, from its records' times, that a topic was created again; empty for none.
 
         Used for topics without a known id.
         """
@@ -195,7 +195,7 @@ class StartFinder:
         return StartPosition(replace(at, offsets=begins if first else earliest))
 
     def _start_on_recreated(self, name: str, at: Input, topic_id: str, why: str) -> StartPosition:
-        """Return the start position on a re-created repartition topic: the position where its writer began to use it.
+        """Return the start position on a re-created repartition topic: its writer's first position in the new topic.
 
         Rows of the former topic that the stage had not read are skipped.
         """

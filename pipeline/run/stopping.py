@@ -9,11 +9,11 @@ from types import FrameType
 from ...common import runtime
 
 _GRACE_S = 0.5
-"""Time in seconds within which this process gets a signal that is sent to all processes of the run."""
+"""Maximum seconds until this process gets a signal that is sent to all processes of the run."""
 
 
 class StopRequested(BaseException):
-    """Raised to end the run after a stop request; `stop_signals` catches it."""
+    """A stop was requested. Ends the run; `stop_signals` catches it."""
 
 
 class StopEvent:
@@ -71,8 +71,9 @@ class StopEvent:
 def stop_signals(on_stop: Callable[[StopEvent], None] = lambda _stop: None) -> Iterator[StopEvent]:
     """Yield an event that SIGINT and SIGTERM set. If this is not the main thread, nothing sets it.
 
-    `StopRequested` ends the block and is not raised further. `on_stop` is called with the event when the event is set,
-    and again when its `immediate` is set. It is called at once, on a separate thread, even if the main thread is busy.
+    `StopRequested` ends the block, and is not raised outside of it. `on_stop` is called with the event when the event
+    is set, and again when its `immediate` is set. It is called at once, on a separate thread, even if the main thread
+    is busy.
     """
     stop = StopEvent()
     if not runtime.is_main_thread():

@@ -44,13 +44,13 @@ from .stopping import StopEvent
 
 @dataclass(frozen=True, slots=True)
 class RequestExecutor:
-    """Carries out requested edits and retries. Makes one listing, and a second one while rejected records wait."""
+    """Carries out requested edits and retries. Makes one listing, or two while rejected records wait."""
 
     store: ObjectStore
     app: str
 
     def carry_out(self, runners: Iterable[StageRunner]) -> bool:
-        """Carry out all requests. Returns False if some remain, or if the store is unavailable.
+        """Carry out all requests. Returns False if requests remain, or if the store is unavailable.
 
         Raises the errors of a batch, which end the stage.
         """
@@ -135,7 +135,7 @@ class SnapshotCompleter:
 
 
 def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], names: dict[str, str]) -> tuple[str, ...]:
-    """Return the names of snapshots by their ids. The name of a snapshot that is withdrawn or unknown is its id.
+    """Return the names of snapshots by id. A withdrawn or unknown snapshot is named by its id.
 
     `names` caches names by id and gets the new names.
     """
@@ -151,10 +151,10 @@ def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], names: di
 class CatchUp:
     """Detects that all stages have read all records present at the start, like Structured Streaming's `availableNow`.
 
-    Later records may be read as well, but are not waited for. A stage is done when three things are true: it has read
-    its topics up to their ends at the start; it has read its channels up to the version at which the writing stage was
-    done; and no unhandled row falls due at its watermark. A writer that does not run in this process counts as done at
-    its newest version at the start.
+    Later records may be read as well, but the run does not wait for them. A stage is done when three things are true:
+    it has read its topics up to their ends at the start; it has read its channels up to the version at which the
+    writing stage was done; and no unhandled row falls due at its watermark. A writer that does not run in this process
+    counts as done at its newest version at the start.
     """
 
     store: ObjectStore
@@ -333,7 +333,7 @@ class Supervisor:
         call_all(ends, lambda: _IMMEDIATE_STOP_S if self.stop.immediate.is_set() else _SPARK_STOP_S)
 
     def _raise_failures(self, *, halted: bool = False) -> None:
-        """Raise the failure of a stage or a sink. With `halted`, a query that merely ended is not a failure.
+        """Raise the failure of a stage or a sink. With `halted`, a query that ended without an error is not a failure.
 
         If a topic was created again, raises `AnotherTopic` instead, because that causes other failures.
         """

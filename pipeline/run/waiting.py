@@ -39,12 +39,12 @@ def find_wait(
     not_run: Collection[str] = (),
     behind: str = "",
 ) -> Wait | None:
-    """Return what a stage waits for; None if the stage works or the reason is unknown.
+    """Return the reason why a stage waits; None if the stage works or the reason is unknown.
 
     `busy`: a batch runs. `queued`: tasks of other stages run, but none of this stage. `on_hold`: a promotion holds the
     app. `ahead`: stages for whose batches the stage waits, with the time of each batch in seconds. `slow_readers`:
     stages that must catch up before the stage starts a batch. `not_run`: stages without a runner. `behind`: the input
-    whose watermark holds back the stage's rows.
+    whose watermark delays the stage's rows.
     """
     if ahead:
         longest = sorted(ahead, key=lambda name: -ahead[name])
@@ -68,7 +68,7 @@ def find_wait(
 
 
 def input_behind(head: Manifest, timed: Collection[str]) -> str:
-    """Return the source of the input whose watermark holds back due rows; empty if there is none.
+    """Return the source of the input whose watermark delays due rows; empty if there is none.
 
     `timed` are the inputs that have a watermark.
     """
@@ -91,7 +91,7 @@ class LongWaits:
     _logged: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 
     def record(self, waits: Mapping[str, Wait]) -> None:
-        """Record what each waiting stage waits for now."""
+        """Record the current wait of each waiting stage."""
         now_s, current = self.clock(), {(stage, wait.on): wait for stage, wait in waits.items() if wait.on}
         self._since = {key: self._since.get(key, now_s) for key in current}
         self._logged &= current.keys()

@@ -1,6 +1,6 @@
 """The Structured Streaming source of one input, in Python: a user's Kafka topic, or a repartition topic.
 
-Spark starts a process merely to construct a source, so modules for reading are imported only at the first read.
+Spark starts a separate process to construct a source, so modules for reading are imported only at the first read.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def open_stream(
 ) -> DataFrame:
     """Open a stream of `InputSource`, without showing the values in `private` in Spark's plans, UI or logs.
 
-    Rows have the columns of `schema`; with None, the columns of a user's topic without headers.
+    Rows have the columns of `schema`; None stands for the columns of a user's topic without headers.
 
     Spark pickles a source's class when the class is registered, and constructs the source when the stream is opened. So
     a subclass that has the private values is registered during this call. Spark keeps the values as pickled bytes, and
-    sends them to tasks like functions. The schema is part of the subclass, because Spark would construct the source
-    later if it were given the schema.
+    sends them to tasks like functions. The schema is also part of the subclass: with a separate schema, Spark would
+    construct the source later.
     """
     more: dict[str, object] = {} if schema is None else {"schema": lambda _self: schema}
     with _register_lock:

@@ -17,7 +17,7 @@ Group = tuple[Range, ...]
 MIN_SPLIT = 50_000
 """Minimum mean number of offsets of a group at which ranges are split."""
 MAX_GROUP = 1_000_000
-"""Number of offsets of a group above which each core gets several groups, as far as whole ranges allow.
+"""Number of offsets of a group above which each core gets several groups, as far as whole ranges permit.
 
 A backlog of 5 million records took longer with one group for each of two cores; the cause is unknown.
 """
@@ -27,9 +27,9 @@ def group_ranges(parts: Sequence[Range], count: int, *, can_split: bool = False)
     """Divide ranges into at most `count` groups with about equally many offsets.
 
     A huge batch is divided into a multiple of `count` groups. With `can_split`, ranges of a large batch are split where
-    a group is full, so that all groups are equal. Otherwise the largest group exceeds the mean by less than the largest
-    range: the largest remaining range is added to the smallest group (Graham, "Bounds on Multiprocessing Timing
-    Anomalies", 1969).
+    a group is full, so that all groups have equal size. Otherwise the largest remaining range is always added to the
+    smallest group, so the largest group exceeds the mean by less than the largest range (Graham, "Bounds on
+    Multiprocessing Timing Anomalies", 1969).
     """
     sizes = {part: part.last - part.first for part in parts}
     total = sum(sizes.values())

@@ -36,7 +36,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     tasks: int = 1
     """Maximum number of tasks that read a batch."""
     in_any_order: bool = False
-    """True if several tasks may read a partition's records, because the stage does not depend on their order."""
+    """True if several tasks may read a partition's records, because the stage does not need their order."""
     trigger_ms: int = 0
     app: str = ""
     stage: str = ""
@@ -45,7 +45,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Folder on the tasks' machine where fetched records are kept for the archive; empty for none."""
     counts_folder: str = ""
     planner_folder: str = ""
-    """Folder of `PlannerFiles`; empty if no runner writes any."""
+    """Folder of `PlannerFiles`; empty without a runner."""
     starts_woken_batches: bool = False
     """True if this input's planner starts batches when the runner wakes the stage because rows are due."""
     starts_snapshot_batches: bool = False
@@ -86,7 +86,7 @@ class ScratchCheckpoint:
             (self.folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
     def read_positions(self, batch: int) -> dict[str, Position]:
-        """Return the end position of each input of a batch, as Spark logged it before the batch started."""
+        """Return the end position of each input of a batch, from the log that Spark writes before the batch starts."""
         _version, _header, *lines = (self.folder / "offsets" / str(batch)).read_text().splitlines()
         ends: dict[str, Position] = {}
         for line in lines:

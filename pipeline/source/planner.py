@@ -23,7 +23,7 @@ _STORE_POLL_MIN_S = 0.02
 _STORE_POLL_MAX_S = 0.5
 _STORE_POLL_IDLE_S = 2.0
 _IDLE_SHARE = 1 / 30
-"""Maximum polling interval, as a share of the time since the last new version."""
+"""Maximum polling interval, as a fraction of the time since the last new version."""
 
 
 @dataclass(slots=True)
@@ -66,8 +66,8 @@ class _IntervalGate:
 def admit_records(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None) -> tuple[int, ...]:
     """Return end offsets that limit a batch to `max_records` records, divided among partitions by their backlog.
 
-    The division is that of Structured Streaming's maxOffsetsPerTrigger, except that the end offset of each partition
-    with a backlog advances by at least one record. Partitions missing in `start` are new and begin at 0.
+    The division is that of Structured Streaming's maxOffsetsPerTrigger, with one exception: each partition with a
+    backlog advances by at least one record. Partitions missing in `start` are new and begin at 0.
     """
     begins = start + (0,) * (len(ends) - len(start))
     backlog = [max(0, end - at) for at, end in zip(begins, ends, strict=True)]
@@ -91,7 +91,7 @@ class TopicPlanner:
     end_offsets: tuple[int, ...] | None = None
     """End offsets up to which to read, by partition; None to read to the topic's end."""
     wake_version: Callable[[int], int] = lambda _handled: 0
-    """Function from a version to a newer version after which a batch without records is due; 0 for none."""
+    """Function from a handled version to a newer version after which a batch without records is due; 0 for none."""
     hold_offsets: Callable[[], tuple[int, ...] | None] = lambda: None
     """Function that returns the offsets, by partition, at which reading stops during a promotion; None for no limit.
 
@@ -104,7 +104,7 @@ class TopicPlanner:
     _poll_requests: _IntervalGate = field(default_factory=lambda: _IntervalGate(_REQUEST_POLL_S), init=False)
 
     def plan_end(self, start: Position) -> Position:
-        """Return the end of the batch that starts at `start`; return `start` itself for no batch.
+        """Return the end of the batch that starts at `start`; `start` itself if no batch is due.
 
         Raises `Unavailable` if the broker is unavailable for too long, and `AnotherTopic` if the topic is re-created.
         """

@@ -23,7 +23,7 @@ _BUSY_S = 0.25
 _IDLE_S = 1.5
 """Seconds between polls of an idle app. Long, because these reads are most of an idle app's cost."""
 _LIST_S = 300.0
-"""Time in seconds between listings if no request was announced: a requester may die before its announcement."""
+"""Seconds between listings if no request was announced, because a requester may crash before its announcement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class PlannerFiles:
     def limit_reading(self, until: Mapping[str, Collection[int]] | None, clock_ms: int | None = None) -> None:
         """Limit reading of users' topics to these end offsets; None removes the limit.
 
-        With `clock_ms` (ms since 1970), the clock by which rows fall due stops at that time.
+        With `clock_ms` (ms since 1970), the clock for due rows stops at that time.
         """
         self._write("bounds", None if until is None else [{topic: [*at] for topic, at in until.items()}, clock_ms])
 
@@ -92,7 +92,7 @@ class PlannerFiles:
         return None if bounds is None else tuple(bounds[0].get(topic, ()))
 
     def clock_ms(self, now_ms: int) -> int:
-        """Return the time of the clock by which rows fall due: the current time, or the time at which it stopped."""
+        """Return the time of the clock for due rows: the current time, or the time at which it stopped."""
         _, held_ms = self._read("bounds") or ({}, None)
         return now_ms if held_ms is None else min(now_ms, held_ms)
 
@@ -118,15 +118,15 @@ class Backpressure(Listener):
     """Keeps a stage from running far ahead of its readers in the same runner. Thread-safe.
 
     A reader must read a channel's backlog before it reaches a marker. So a backlog delays every snapshot; in an instant
-    snapshot, the backlog is in flight. A reader with a limit on its batch size lags if it has more than one batch of
-    unread rows: then the stage that writes these rows starts no batch. Readers without a limit read all rows at once.
+    snapshot, the backlog is in flight. A reader with a limited batch size lags if its unread rows exceed one batch. The
+    stage that writes these rows then starts no batch. Readers without a limit read all rows at once.
     """
 
     planners: PlannerFiles
     max_records: Mapping[str, int]
     """Maximum records of each input per batch, by stage; only for stages of this runner that have a limit."""
     slow_readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict, init=False)
-    """Lagging readers, by the stage that is held for them."""
+    """Lagging readers, by the stage that waits for them."""
     _heads: dict[str, Manifest] = field(default_factory=dict)
     _tips: dict[str, Manifest] = field(default_factory=dict)
     _lock: runtime.Lock = field(default_factory=runtime.lock)
@@ -163,9 +163,9 @@ class Backpressure(Listener):
 class RequestWatch:
     """Polls the store for requests to one runner, and informs its planners about snapshots and holds.
 
-    A hold stops reading at given end offsets during a promotion. It is read after an announcement, and then as long as
-    it lasts. A listing costs twelve times as much as a read, so requests are listed only after an announcement of new
-    requests. `clock` is a function that returns monotonic seconds.
+    A hold stops reading at given end offsets during a promotion. The hold is read after an announcement, and repeatedly
+    until it ends. A listing costs twelve times as much as a read, so requests are listed only after an announcement of
+    new requests. `clock` is a function that returns monotonic seconds.
     """
 
     store: ObjectStore
@@ -186,8 +186,8 @@ class RequestWatch:
     def poll(self, *, busy: bool) -> bool:
         """Poll if due; return True if there may be new requests to take a snapshot, retry records or edit rows.
 
-        `busy` is True if batches were committed since the last call, so that more reads hardly add cost. Raises
-        `Corruption` for a damaged request.
+        `busy` is True if batches were committed since the last call; additional reads then hardly add to the cost.
+        Raises `Corruption` for a damaged request.
         """
         now_s = self.clock()
         if now_s - self._polled_s < (_BUSY_S if busy or self.is_held else _IDLE_S):

@@ -1,8 +1,8 @@
 """A stopped clock for users' code: in this process during a call, and in Spark's Python workers.
 
-Python's `time` and `datetime` return the stopped time; so do names that users' modules have imported from them.
-Elapsed time (`time.monotonic`) is not stopped, nor are libraries that ask the machine directly, such as pandas and
-numpy.
+Python's `time` and `datetime` return the stopped time; so do names that users' modules have imported from them. The
+stopped clock does not affect elapsed time (`time.monotonic`), or libraries that ask the machine directly, such as
+pandas and numpy.
 """
 
 import datetime
@@ -33,7 +33,7 @@ _REAL_CLOCKS: Sequence[tuple[ModuleType, str, Any]] = (
 
 
 class _StandInType(type):
-    """Metaclass of a stand-in for a class. Instances of the original class count as instances of the stand-in."""
+    """Metaclass of a class that stands in for another class. Instances of the other class count as its instances."""
 
     stands_for: type
 
@@ -56,7 +56,7 @@ def stopped_clocks(at_ms: int) -> Iterator[None]:
 
 @contextmanager
 def running_clocks() -> Iterator[None]:
-    """Let clocks run during the block, within `stopped_clocks`: requests to a store are signed with the true time."""
+    """Let clocks run during the block, within `stopped_clocks`: signatures of store requests need the true time."""
     stopped = [(module, name, getattr(module, name)) for module, name, _ in _REAL_CLOCKS]
     _set_attributes(_REAL_CLOCKS)
     try:
@@ -165,7 +165,7 @@ class Impurities:
 
 
 def find_impurities(frame: DataFrame, feeds: Sequence[Any]) -> Impurities:
-    """Find the functions in a DataFrame's plan that may be nondeterministic. The plans of its inputs are left out.
+    """Find functions in a DataFrame's plan that may be nondeterministic. The plans of its inputs are excluded.
 
     `feeds` are the plans of the DataFrame's inputs.
     """

@@ -1,8 +1,8 @@
 """Checks of a user's Spark settings, master URL and Python files, before Spark starts.
 
-Also sends slackwater itself to other machines: pickled task closures have values of this version's classes. So the
-driver's slackwater is sent with the job, as by `spark-submit --py-files`, and is used instead of an installed
-slackwater. Its dependencies are not sent: pyarrow, librdkafka and numpy are compiled for a machine.
+Also sends slackwater itself to other machines, because pickled task closures contain values of this version's classes.
+The driver's slackwater is sent with the job, as by `spark-submit --py-files`, and replaces an installed slackwater. Its
+dependencies are not sent: pyarrow, librdkafka and numpy are compiled for a machine.
 """
 
 import hashlib
@@ -162,7 +162,7 @@ def add_to_python_path(files: Iterable[str]) -> None:
 
 
 def ship_slackwater(spark: "SparkContext") -> None:
-    """Send the driver's slackwater to every worker, once per session, unless the driver runs it from a zip."""
+    """Send the driver's slackwater to every worker, once per session. Does nothing if the driver runs it from a zip."""
     package = Path(__file__).parents[2]
     if not package.is_dir():
         return
@@ -177,7 +177,10 @@ def ship_slackwater(spark: "SparkContext") -> None:
 
 
 def _zipped(package_folder: Path) -> bytes:
-    """Return the modules as a zip. Equal modules give equal bytes: Spark rejects a changed file of a known name."""
+    """Return the modules as a zip.
+
+    Equal modules give equal bytes, because Spark rejects a changed file with a known name.
+    """
     modules = sorted(package_folder.glob("*.py"))
     modules += (
         module

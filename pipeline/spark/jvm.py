@@ -1,15 +1,15 @@
 """Processes that Spark starts on this machine: the JVM, protected from signals to this process, and Python processes.
 
 A terminal sends Ctrl-C to every process of the group, a service manager SIGTERM to every process of its control group.
-A JVM that gets such a signal starts to shut down in the middle of the batch that should end first. So the JVM runs in a
-session of its own and is started with SIGTERM ignored. It keeps ignoring a signal that was ignored at its start, and so
-do its children. The JVM ends when its standard input breaks, that is, when this process ends in any way.
+A JVM that gets such a signal would shut down in the middle of a batch that should end first. So the JVM runs in a
+separate session, and SIGTERM is ignored when it starts. The JVM and its children then keep ignoring SIGTERM. The JVM
+ends when its standard input breaks, that is, when this process ends in any way.
 
 Python processes import pyspark from its installation. Otherwise Spark would put its own `pyspark.zip` and a jar first
 on their path, and modules in a zip are never cached as bytecode. That costs half a second of CPU time for each process,
 and the first batch of every source starts four processes, one after the other. So a server forks these processes, and
-runs planners as threads of one process (`planner_server.py`). They get one numpy thread, like Spark's workers, not one
-for each core. Terminal output of all these processes is filtered.
+runs planners as threads of one process (`planner_server.py`). Like Spark's workers, these processes use one numpy
+thread instead of one for each core. Terminal output of all these processes is filtered.
 """
 
 import os
@@ -181,7 +181,7 @@ def silence_jvm_loss(context: SparkContext) -> None:
     """Suppress tracebacks about the end of the JVM, because the run itself reports the end once.
 
     pyspark's accumulator server would print a traceback. py4j logs each failing call with the root logger, and adds a
-    handler to the root logger if it has none. So py4j is made to use its own logger, which has a silent handler.
+    handler to a root logger without handlers. So py4j gets its own logger with a silent handler.
     """
     context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
     java_gateway.logging = java_gateway.logger
@@ -189,7 +189,7 @@ def silence_jvm_loss(context: SparkContext) -> None:
 
 @contextmanager
 def filter_stderr() -> Iterator[None]:
-    """Filter the stderr of processes that are started within the `with` block, as long as these processes live.
+    """Filter the stderr of processes that start within the `with` block, until these processes end.
 
     Drops some lines that no option of the JVM suppresses. Spark's Python workers inherit the JVM's stderr, so the
     filter runs until the last worker ends. This process's own stderr is restored at the end of the block.

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 _POOL = "spark.scheduler.pool"
 MERGE_POOL = "slackwater-merges"
-"""Spark's scheduler pool of jobs beside the batches. `pools.xml` gives it a low weight."""
+"""Spark's scheduler pool for background jobs. `pools.xml` gives the pool a low weight."""
 
 
 def address_column(partition: Column, count: int) -> Column:
@@ -56,7 +56,7 @@ def repartition_by_number(frame: DataFrame, partition: Column, count: int) -> Da
 
 @cached({})
 def _preimages(count: int) -> tuple[int, ...]:
-    """Return the least number that Spark's hash partitioning puts into each of `count` partitions."""
+    """Return, for each of `count` partitions, the least number that Spark's hash partitioning puts into it."""
     numbers = np.empty(count, np.int64)
     missing, start, at_once = np.ones(count, np.bool_), 0, 16 * count
     while missing.any():
@@ -86,9 +86,9 @@ _PARTITION = "_partition"
 _range_starts = count_from(0, 1 << 20)
 _numbers = count_from()
 _TRIES = 5
-"""Maximum attempts to spread homes evenly. The first tasks run on executors with free cores; attempts are cheap."""
+"""Maximum attempts to spread homes evenly. The first tasks run on the executors that have free cores."""
 _WAIT_MS = 25
-"""Time in ms that each task waits, doubled with each attempt: otherwise the first warm executor would run all tasks."""
+"""Time in ms that each task waits, doubled with each attempt. Otherwise one warm executor would run all tasks."""
 _WAIT_ALL_MS = 1_000
 
 
@@ -127,10 +127,10 @@ class Homes:
     def run_at_homes(self, work: Callable[[Iterable[int]], Iterator[T]], partitions: Sequence[int]) -> list[T]:
         """Run a function as one task for each of these partitions, and return what the tasks yield. Thread-safe.
 
-        A task runs at its partition's home, or elsewhere if that executor has had no free slot for
-        `spark.locality.wait`; before the first batch, it runs anywhere. `work` gets the partition's number. Tasks of
-        batches start first, if Spark knows the pool `MERGE_POOL`. Raises `Py4JError` or `PySparkException` if Spark
-        ended, if `cancel` was called, or if the function failed.
+        A task runs at its partition's home, or elsewhere if the home has had no free slot for `spark.locality.wait`.
+        Before the first batch, a task runs on any executor. `work` gets the partition's number. Tasks of batches start
+        first, if Spark knows the pool `MERGE_POOL`. Raises `Py4JError` or `PySparkException` if Spark ended, if
+        `cancel` was called, or if the function failed.
         """
         homes, count, context = self._homes, self._count, SparkContext._active_spark_context
         if context is None:
@@ -142,7 +142,7 @@ class Homes:
 
     @contextmanager
     def _job_group(self, context: SparkContext) -> Iterator[None]:
-        """Give the jobs of this thread the group that `cancel` ends and the pool of merges."""
+        """Put the jobs of this thread into the job group that `cancel` ends, and into the pool of merges."""
         # `job.without_interrupts` explains why a cancelled task is not interrupted.
         context.setJobGroup(self._group, "beside the batches", interruptOnCancel=False)
         context.setLocalProperty(_POOL, MERGE_POOL)
@@ -154,7 +154,10 @@ class Homes:
             jvm.clearJobGroup()
 
     def cancel(self) -> None:
-        """Cancel the jobs of `run_at_homes`, also jobs that threads are about to start. Does not wait for tasks."""
+        """Cancel the jobs of `run_at_homes`, including jobs that threads are about to start.
+
+        Does not wait for tasks.
+        """
         # A Spark that has ended runs no job.
         with suppress(Py4JError):
             if (context := SparkContext._active_spark_context) is not None:

@@ -1,13 +1,14 @@
 """Server that imports the modules of Spark's Python planners once, and runs all planners in one process.
 
 Spark starts a planner process for each source of each stage, and a daemon for each kind of one-time question about a
-source. All of them import the same modules, which costs memory, and half a second of CPU time before the first batch.
-So the script that Spark runs as Python (`jvm.python_interpreter`) runs `planner_client.py`, which asks a server:
+source. All these processes import the same modules, which costs memory, and half a second of CPU time before the first
+batch. So the script that Spark runs as Python (`jvm.python_interpreter`) runs `planner_client.py` instead, which asks a
+server:
 
 - For a planner, the server's *host*, a process forked for the first planner, starts a thread, which connects to Spark;
   the client ends. Planners of one host share clients of Kafka and the store.
 - For a daemon, the server forks a process with the arguments, environment and streams of the client. The client
-  represents it to Spark until it ends.
+  represents this process to Spark until the process ends.
 
 Planners and daemons end when Spark hangs up. If no server answers, the client becomes the planner or daemon itself.
 """
@@ -49,8 +50,9 @@ _ENVIRONMENT_FOLLOWS = b"\0\0"
 def run_server(folder: Path, python: str) -> Iterator[None]:
     """Serve clients of the sockets `planners` and `daemons` in a folder, during the block.
 
-    Planners and daemons may outlive the block. If the machine does not allow the sockets, there is no server, and
-    planners start as Spark starts them. `python` is the script that runs the server. Its stderr is this process's.
+    Planners and daemons may outlive the block. If the machine does not permit the sockets, there is no server, and
+    Spark starts the planners itself. `python` is the script that runs the server. The server writes to this process's
+    stderr.
     """
     with ExitStack() as stack:
         try:

@@ -8,11 +8,11 @@ Two exchanges are equal only if Spark's optimiser has not pushed a filter or pro
 exchange. An observed metric over all columns prevents this: no filter can be pushed through it, and it needs every
 column.
 
-The plan also shows from which input record a row of the function comes. Each input has a column with record numbers,
-which a projection hides from the function. In the function's plan, this projection is removed, and each projection
-above passes the number on. So one job returns the rows of all records, each with its record's number. This is correct
-only if a row comes from one record: for projections, filters, explode, unions, row-wise Python functions, and joins
-with tables that do not stream. Any other operator may mix records, so no such plan exists.
+The plan also determines the input record of each row that the function returns. Each input has a column with record
+numbers, which a projection hides from the function. `add_record_numbers` removes this projection from the function's
+plan, and adds the number to each projection above. So one job returns the rows of all records, each with its record's
+number. This is correct only if a row comes from one record: for projections, filters, explode, unions, row-wise Python
+functions, and joins with tables that do not stream. Any other operator may mix records, so no such plan exists.
 """
 
 import json
@@ -99,7 +99,7 @@ def first_column_id(plan: Any) -> int:
 
 
 def optimised_stream_paths(frame: DataFrame) -> list[list[Any]]:
-    """Return `stream_paths` of a streaming DataFrame's optimised plan. Takes a few tenths of a second."""
+    """Return `stream_paths` of a streaming DataFrame's optimised plan. The call takes a few tenths of a second."""
     return stream_paths(frame.sparkSession._jsparkSession.sessionState().optimizer().execute(analysed_plan(frame)))
 
 
@@ -297,7 +297,7 @@ def _shares_of_condition(condition: Any) -> Iterator[KeyShare]:
 def _hashed_column(expression: Any) -> str:
     """Return the source column whose hash equals the expression's hash; empty if there is none.
 
-    Spark hashes a string by its bytes, which a cast from binary leaves unchanged.
+    Spark hashes the bytes of a string, so a cast from binary does not change the hash.
     """
     if class_name(expression) == "Cast" and expression.dataType().simpleString() == "string":
         (below,) = children(expression)

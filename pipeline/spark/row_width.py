@@ -1,9 +1,10 @@
 """Conversion to Arrow batches for Python without Spark's check of each row's bytes, if all rows are narrow.
 
-Spark ends an Arrow batch at a number of rows or of bytes. For the limit in bytes, it adds up the bytes of all columns
-again before each row (`BatchedPythonArrowInput`), which takes a third of the time in which a task gets its rows. If
-rows are narrow, the limit in rows also limits the bytes. So a batch's plan checks the width of each row in one
-comparison instead. The first wide row fails the job, and the caller runs the job again with Spark's check.
+Spark ends an Arrow batch at a number of rows or of bytes. For the limit in bytes, Spark adds up the bytes of all
+columns before each row (`BatchedPythonArrowInput`), which takes a third of the time for passing rows to a task. If all
+rows are narrow, the limit in rows also limits the bytes. So the plan of a batch turns Spark's check off, and compares
+the width of each row with a limit. The first wide row fails the job, and the caller runs the job again with Spark's
+check.
 """
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -19,13 +20,13 @@ _BATCH_BYTES = 64 << 20
 """Spark's default limit for the bytes of an Arrow batch."""
 _WIDE_ROW = "slackwater: a wide row"
 _FIXED_BYTES = 16
-"""Maximum bytes of a value of fixed width, which is a decimal."""
+"""Maximum bytes of a value of fixed width. Decimals are the widest."""
 _FIXED_TYPES = (t.NumericType, t.BooleanType, t.DateType, t.TimestampType, t.TimestampNTZType, t.NullType)
 _SIZED_TYPES = (t.StringType, t.BinaryType)
 
 
 def with_width_check(partition: Column, rows: DataFrame) -> Column | None:
-    """Return a column equal to the int column `partition`, which is never null; a wide row makes it fail the job.
+    """Return a column with the values of the int column `partition`; a wide row makes the column fail the job.
 
     Returns None if the schema of `rows` does not limit a row's width, or if the number of rows of a batch is not
     limited.

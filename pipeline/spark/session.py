@@ -168,7 +168,7 @@ def check_can_start(master: str | None, conf: Mapping[str, str]) -> None:
 
 
 def running_session() -> SparkSession | None:
-    """Return the session of this process, or None. Spark's own function only sees the calling thread's session."""
+    """Return the session of this process, or None. Spark's own function returns only the calling thread's session."""
     return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
 
 
@@ -192,7 +192,7 @@ def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
 
 
 SUBEXPRESSION_ELIMINATION = "spark.sql.subexpressionElimination.enabled"
-"""Spark setting: evaluate common subexpressions once, ahead of the expressions that contain them."""
+"""Spark setting that evaluates common subexpressions once, before the expressions that contain them."""
 
 
 def without_subexpression_elimination(spark: SparkSession) -> SparkSession:

@@ -145,7 +145,7 @@ _MAX_KEYS = 10_000
 
 
 def filtered_keys(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
-    """Return the only keys that can satisfy all filters; None if the filters do not restrict the keys."""
+    """Return a table of the only keys that can satisfy all filters; None if the filters do not restrict the keys."""
     schema = arrow_schema(table.key)
     chosen: dict[str, set[Any]] = {}
     for condition in filters:
@@ -176,7 +176,7 @@ def _filter_values(condition: Filter) -> set[Any] | None:
 
 
 def _is_exact(kind: pa.DataType) -> bool:
-    """Return True if Spark and Arrow convert Python values of this type alike, in any session time zone."""
+    """Return True if Spark and Arrow convert Python values of this type equally, in any session time zone."""
     is_of = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date, pa.types.is_binary)
     return any(predicate(kind) for predicate in is_of)
 

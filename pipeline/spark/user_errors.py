@@ -1,4 +1,4 @@
-"""Turns errors of the user's program, and texts of failed Spark queries, into errors with line, cause and hint.
+"""Converts errors of the user's program, and texts of failed Spark queries, to errors with line, cause and hint.
 
 Errors reach the driver as text from Spark's workers, wrapped in Spark's own errors.
 """
@@ -34,9 +34,9 @@ _BEFORE_SPARK = (
 def as_user_error(subject: str, function: object = None) -> Iterator[None]:
     """Turn errors of the user's code in the `with` block into `Refused`, with the prefix `subject`.
 
-    The error names the innermost line of the user's code in the traceback. If the traceback has no such line, as for a
-    wrong number of arguments, the error names the line of `function`. slackwater's own errors keep their class and name
-    the stage.
+    The error names the innermost line of the user's code in the traceback. If the traceback has no such line (for
+    example after a call with a wrong number of arguments), the error names the line of `function`. slackwater's own
+    errors keep their class and name the stage.
     """
     try:
         yield

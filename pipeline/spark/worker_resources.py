@@ -32,7 +32,7 @@ class WorkerResources:
     spool: str = ""
     """Folder of this machine where SSTs wait for their upload; empty if they are written to the store at once."""
     has_remote_tasks: bool = False
-    """True if tasks run on other machines; these may set a cache folder of their own."""
+    """True if tasks run on other machines. Those machines may configure a different cache folder."""
     s3_settings: S3Settings | None = None
     s3: S3Access | None = None
 

@@ -3,8 +3,8 @@
 In OpenLineage, a stage of a run is a run of a job, like a streaming query in Spark's integration. Its events are START,
 then RUNNING at a minimum interval, and at the end COMPLETE, FAIL, or ABORT. ABORT means that a newer runner took over,
 or that a different stage failed. A thread sends the events, so that batches do not wait. Rejected events are not sent
-again, because the next event supersedes them. Configured only by the client's own file and variables (`OPENLINEAGE_…`,
-`openlineage.yml`).
+again, because the next event supersedes them. Only the client's own file and variables configure it (`openlineage.yml`,
+`OPENLINEAGE_…`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """OpenTelemetry spans: one for each batch of a stage and for its commit, one for a bisect.
 
-Configured only by OpenTelemetry's variables; if none is set, OpenTelemetry is not imported. Spans contain no key or
+Only OpenTelemetry's variables configure it. If none is set, OpenTelemetry is not imported. Spans contain no key or
 value of a record, only counts and offsets of records, and the class of an error.
 
 Attributes follow the semantic conventions for messaging and databases; all further attributes are named `slackwater.…`.
@@ -65,7 +65,7 @@ class BatchSpan:
     def end_committed(
         self, previous: Manifest, manifest: Manifest, commit_s: float, windows: Iterable[str], rejected: Iterable[str]
     ) -> Iterator[None]:
-        """End the span of a version that was just committed. Log lines inside the block belong to the span.
+        """End the span of a newly committed version. Log lines inside the block belong to the span.
 
         `commit_s` is the duration of the commit, `windows` the input offsets as text, `rejected` the `traceparents` of
         rejected records.
@@ -168,7 +168,7 @@ class BisectSpan:
 
 
 def configured_tracing(environ: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Return tracing with the process's OpenTelemetry provider, else with one that environment variables configure.
+    """Return tracing with the process's OpenTelemetry provider, or with a provider from environment variables.
 
     Returns None if there is neither.
     """

@@ -1,9 +1,8 @@
 """Background thread that appends the records read by committed batches to the app's input archive.
 
 Readers write records to a spool on this machine. Records that are missing in the spool, after a crash or if tasks run
-on other machines, are read from Kafka again. Batches do not wait. Manifests have the offsets that were read, and the
-archive's index has the offsets that are archived. So the next run archives the difference, as long as Kafka still has
-these records.
+on other machines, are read from Kafka again. Batches do not wait. Manifests have the read offsets, and the archive's
+index has the archived offsets. The next run archives the difference, if Kafka still has these records.
 """
 
 import logging
@@ -41,7 +40,7 @@ _TOPIC_CHECK_S = 60.0
 _SWEEP_EVERY = 200
 """Number of new indexes after which replaced indexes are deleted."""
 _MERGES_WITHIN = 16
-"""Divisor of the retention: a merged object covers at most that part, because objects expire as a whole."""
+"""Divisor of the retention: a merged object covers at most this fraction, because objects expire as a whole."""
 
 
 @dataclass(slots=True)
@@ -52,7 +51,7 @@ class _TopicArchive:
     keep_ms: int
     first_inputs: dict[str, Input] = field(default_factory=dict)
     pending: Extents = ()
-    """Ranges that batches have read and that may not be archived yet."""
+    """Ranges that batches have read and that may not be archived."""
     read_ms: int = 0
     head: ArchiveIndex | None = None
     checked_s: float = float("-inf")

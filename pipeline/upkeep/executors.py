@@ -29,10 +29,10 @@ from ..spark.placement import Homes
 from ..spark.worker_resources import WorkerResources
 
 PIECE_BYTES = 64 << 20
-"""Maximum input of one task of a merge: about three seconds of work, during which no batch gets its slot."""
+"""Maximum input bytes of one task of a merge: about three seconds of work, during which its slot is taken."""
 
 MAX_MERGES = 64
-"""Maximum number of merges on executors. A thread of the driver waits for each."""
+"""Maximum number of merges on executors. One thread of the driver waits for each merge."""
 
 _SHARE = 4
 
@@ -67,7 +67,7 @@ class MergeSlots:
 
 
 def count_slots(context: SparkContext) -> int:
-    """Return the number of tasks that the present executors can run at the same time; 0 if Spark has ended."""
+    """Return the number of tasks that the executors can run at the same time; 0 if Spark has ended."""
     spark: Any = context._jsc.sc()
     try:
         return int(spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile()))
@@ -134,7 +134,7 @@ class Executors:
         return result
 
     def deliver(self, ssts: tuple[Sst, ...], table: Table) -> None:
-        """Fetch SSTs into the caches of their homes, and return when they have arrived.
+        """Fetch SSTs into the caches of their homes, and return when all have arrived.
 
         Does nothing before the first batch.
 

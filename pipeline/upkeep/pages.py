@@ -1,4 +1,4 @@
-"""Writes pages, objects that list many versions, of what a runner commits, concurrently with its batches."""
+"""Writes pages (objects that list many versions) for a runner's commits, concurrently with the batches."""
 
 import logging
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ class PageWriter:
     def __init__(self, store: ObjectStore, first: int) -> None:
         self._store = store
         self._versions: dict[int, VersionParts] = {}
-        """Committed versions of one block of versions that is not in a page yet."""
+        """Committed versions of the current block that are in no page yet."""
         self._next = first
-        """First version that is not in a page yet."""
+        """First version that is in no page yet."""
         self._pool: Executor | None = None
 
     def record(self, manifest: Manifest) -> None:
-        """Record a version that was just committed, as it was stored. Call it for each version, in order."""
+        """Record a newly committed version, in stored form. Call this method for each version, in order."""
         block = block_of(manifest.version, PAGE_SIZES[0])
         if self._next < block.start:
             if self._versions:

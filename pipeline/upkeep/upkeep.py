@@ -36,7 +36,7 @@ _GIVE_UP_S = 60.0
 DRIVER_BYTES = 30 * (20 << 20)
 """Bytes of input that a thread of the driver merges within 30 seconds while batches run.
 
-A core of its own merges 30 MiB/s from a local disk, or 50 MiB/s if inputs are cached.
+An otherwise idle core merges 30 MiB/s from a local disk, or 50 MiB/s if inputs are cached.
 """
 
 _log = logging.getLogger("slackwater")
@@ -125,8 +125,8 @@ class WriteStall:
 def exceeding(waiting: Iterable[Compaction], running_bytes: int, driver_bytes: int) -> Iterator[Compaction]:
     """Yield the merges that should not wait for a thread of the driver, most urgent first.
 
-    The driver keeps two kinds of merges: merges that read nothing; and the first merges, up to `driver_bytes` bytes of
-    input, including the `running_bytes` of the merges that it runs now.
+    The driver keeps merges without input to read. It also keeps the first merges, up to `driver_bytes` bytes of input;
+    the `running_bytes` of its running merges count towards this limit.
     """
     debt_bytes = running_bytes
     for compaction in waiting:
@@ -205,7 +205,7 @@ class Upkeep:
         Drops unstarted merges of earlier versions. A merge that shares an input with a running or uncommitted merge
         waits. `offered` are the finished merges and folds that were offered to the version; the version names their
         results, unless a result did not fit and was dropped. `missed` are the objects from which the version's batch
-        read byte ranges: they will be prefetched. `missed` is None if there was no batch.
+        read byte ranges; these objects will be prefetched. `missed` is None without a batch.
         """
         tables = {
             compaction: at.table
@@ -335,7 +335,7 @@ class Upkeep:
 
 _MAX_CACHE_FILL = 0.9
 _EXPANSION = 4
-"""Approximate ratio of an SST's decoded bytes to its stored bytes, used until the SST is cached."""
+"""Approximate ratio of an SST's decoded bytes to its stored bytes, for SSTs that are not cached."""
 
 
 class Prefetcher:

@@ -169,7 +169,7 @@ async def reconcile(
 async def why_not(
     call: Call, app: AppName, ref: Moment, table: Table, key: Key, **options: Unpack[WhyNotOptions]
 ) -> dict[str, Any]:
-    """Return why records are not in a row: late, rejected, filtered, not read yet, and so on."""
+    """Return the reasons why records are not in a row: late, rejected, filtered, not read yet, and so on."""
     stored_app = await call.app_with_all_tables(app, "the records of a row")
     absence, notes = await explain_absence(
         call, stored_app, table, ref, options, lambda declared: tuple(parse_key_text(table, declared, key))

@@ -147,7 +147,7 @@ async def trace_impact(
 async def reconcile_tables(
     call: Call, stored_app: StoredApp, table: str, ref: str, theirs: str, limit: int, options: ReconcileOptions
 ) -> tuple["Reconciliation", tuple[str, ...]]:
-    """Compare a table at a moment with another one, `app/table@moment`; return the comparison, and notes.
+    """Compare a table at a moment with the table `app/table@moment`. Returns the comparison, and notes.
 
     Batches are replayed if the server has the app's program. Raises `Denied`, `TooOften`, `TooMuch` and the errors of
     `AppHistory.reconcile`.
@@ -170,7 +170,7 @@ async def explain_absence(
     options: WhyNotOptions,
     key_of: Callable[[Table], tuple[object, ...]],
 ) -> tuple["Absence", tuple[str, ...]]:
-    """Return why records are not in a key's row at a moment, and notes; see `reconcile_tables`."""
+    """Return the reasons why records are not in a key's row at a moment, and notes; see `reconcile_tables`."""
     with call.service.long_operation():
         key = await call.service.in_thread(lambda: key_of(stored_app.at().table_declaration(table)))
         how = {"at": ref, "bounds": call.bounds(stored_app.name), **options}

@@ -76,7 +76,7 @@ async def answer_in_process(
     *,
     is_replay: bool = True,
 ) -> tuple[Any, tuple[str, ...]]:
-    """Ask a method of `AppHistory` in a process of its own; return its full answer, and notes.
+    """Call a method of `AppHistory` in a separate process. Returns its full answer, and notes.
 
     `app` is the name of the app's folder. The app's program is needed only if the method replays. Raises `Refused`
     without a needed program, `TooOften` and `TooMuch`.

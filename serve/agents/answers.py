@@ -37,7 +37,7 @@ class ToolAnswer:
 
 
 def encode_bounded(answer: ToolAnswer, max_bytes: int) -> bytes:
-    """Encode an answer as JSON. If it is too large, its list is shortened, and the field `cut_off` says so.
+    """Encode an answer as JSON. The list of a too large answer is shortened, and the field `cut_off` is set.
 
     Raises `TooMuch` if the document is too large even with an empty list.
     """

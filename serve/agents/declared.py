@@ -1,4 +1,4 @@
-"""Declaration of MCP tools: a function's signature gives the parameters, its docstring is what models read."""
+"""Declaration of MCP tools: a function's signature defines the parameters, and models read its docstring."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

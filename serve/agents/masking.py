@@ -24,7 +24,7 @@ _MAX_TEXT = 2_000
 _SQL_ERRORS = ("Parser Error", "Binder Error", "Catalog Error", "Conversion Error")
 """Prefixes of DuckDB's errors about SQL, which quote no values if values are hidden."""
 _SAFE_ERRORS = ("Denied", "NotKnown", "TooOften", "TooMuch", "NotYet", "NotFound", "MomentGone", "Unavailable")
-"""Classes of errors whose messages hold names, times and counts, but no values."""
+"""Classes of errors whose messages contain names, times and counts, but no values."""
 _HINT = (
     "values are hidden: a column can be counted, grouped, joined, and compared with itself or with pseudonyms "
     "from answers"

@@ -2,7 +2,7 @@
 
 A pseudonym is computed from the value, the secret of the day, and the caller's name. The day's secret is in the store,
 so all instances give equal values the same pseudonym. Without access to the store, a client cannot guess values by
-their pseudonyms. The secret is deleted after the day, and from then on the values cannot be guessed even with access to
+their pseudonyms. The secret is deleted after the day. From then on, nobody can guess the values, even with access to
 the store.
 """
 

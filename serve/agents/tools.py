@@ -330,8 +330,8 @@ async def reconcile(
 ) -> ToolAnswer:
     """Rows of a table that differ from another table's, or from the same table at another moment, and why.
 
-    Returns how many keys agree, differ, are here only and there only; and for each key that differs the version since
-    which it does, and the records that are missing from the row. Use `why_not` for a single key.
+    Returns the numbers of keys that agree, that differ, and that only one side has. For each differing key, returns the
+    version since which it differs, and the records that are missing from the row. Use `why_not` for a single key.
     """
     request, masking = call.request, call.masking
     stored_app = await request.app_with_all_tables(app, "a reconciliation")
@@ -347,8 +347,8 @@ async def why_not(
 ) -> ToolAnswer:
     """The reasons why input records of a key are not in its row: late, rejected, filtered, not read yet, and so on.
 
-    Use it when a row is missing or its number is too small; `why` returns the records that are in it. `proved` is false
-    if something else may be the case. With the app's program (`can_be_replayed` of `apps`), replays prove more.
+    Use it when a row is missing or one of its numbers is too small; `why` returns the records in the row. `proved` is
+    false if other reasons are possible. With the app's program (`can_be_replayed` of `apps`), replays prove more.
     """
     request, masking = call.request, call.masking
     if options["where"] and not masking.show:

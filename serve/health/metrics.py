@@ -1,4 +1,4 @@
-"""Prometheus metrics of a server instance at /metrics, without names of apps, tables or tokens as labels."""
+"""Prometheus metrics of a server instance at /metrics. Labels contain no names of apps, tables or tokens."""
 
 from collections.abc import Callable
 from functools import cache

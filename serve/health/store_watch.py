@@ -1,6 +1,6 @@
 """Watch on the store: if the store does not answer for two seconds, requests that need the store get 503.
 
-The store client itself has a timeout of a minute, for batches, which must not be lost. An HTTP client can retry.
+The store client has a timeout of a minute, which suits batches. An HTTP client can retry sooner.
 """
 
 import asyncio

@@ -156,7 +156,7 @@ def _number_as_text(number: int | None) -> str | None:
 
 @endpoint("/apps/{app}/rejected")
 def rejected(call: Call, app: AppName, limit: Limit = 50, **options: Unpack[RejectedOptions]) -> Result:
-    """Return records that stages rejected, newest first, and how many wait for a retry."""
+    """Return records that stages rejected, newest first, and the number of records that wait for a retry."""
     return shown.rejected_records_result(
         call.app(app, "the list of rejected records").rejected(limit=limit, **options), limit
     )

@@ -24,7 +24,7 @@ class TableAnswers:
     """Data for answers about a table at a moment, computed once instead of per request."""
 
     cut: Cut
-    """Cut for which the answers were built. Once keys are forgotten, the moment has a different cut."""
+    """Cut for which the answers were built. After keys are forgotten, the moment has a new cut."""
     name: str
     manifest: Manifest
     declared: Table

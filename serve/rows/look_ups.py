@@ -1,8 +1,8 @@
 """Look-ups by key: in the event loop if all SSTs are open, otherwise in threads, for many requests at once.
 
-In a look-up for answers in Arrow, the first key takes long, and each further key little time. So while a look-up is in
-progress, requests for the same columns of the same table and moment are queued, and then form the next look-up. If a
-look-up waits for the store, the next look-up starts without waiting for it.
+In a look-up for answers in Arrow, the first key takes long, and each further key takes little time. So while a look-up
+is in progress, requests for the same columns of the same table and moment are queued, and form the next look-up. If a
+look-up waits for the store, the next look-up starts immediately.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _READ_AHEAD = ReadAhead(index_bytes=512 << 10, max_unfiltered_probes=4, ahead_by
 _NEWEST_READ_AHEAD = replace(_READ_AHEAD, whole_bytes=2 << 20)
 """Read settings for the newest moment: SSTs are fetched whole, and then stay open."""
 _NEXT_BATCH_AFTER_S = 0.005
-"""Seconds after which a look-up is assumed to wait for the store, so that the next one starts beside it."""
+"""Seconds after which a look-up is assumed to wait for the store. The next look-up then starts concurrently."""
 
 T = TypeVar("T")
 Key = tuple[object, ...]

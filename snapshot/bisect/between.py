@@ -38,9 +38,9 @@ class SearchRange:
     Each moment is a prefix of the line and is named by its last commit. If garbage collection deleted versions, the
     range has only the remaining moments.
 
-    Two moments differ in any of three cases. First, the tables of a stage in `watched` have different content. Second,
-    with `watches_channels`, a watched stage has consumed or sent up to different offsets. Third, a stage has read an
-    input of `watched_inputs` up to different offsets; an input is given by its own name or by the name of its topic.
+    Two moments differ if the tables of a stage in `watched` have different content; if, with `watches_channels`, a
+    watched stage has consumed or sent up to different offsets; or if a stage has read an input of `watched_inputs` up
+    to different offsets. An input is given by its name or by the name of its topic.
     """
 
     full_line: Line
@@ -94,10 +94,10 @@ class SearchRange:
     def middle(self, skips: Skips = MappingProxyType({})) -> Cut | None:
         """Return the moment to evaluate next, which halves the range; None if all moments were evaluated or skipped.
 
-        Considers the versions of each watched stage between `low` and `high`, and chooses the longest range of versions
-        without a skipped one. Ranges next to an evaluated moment come first. Returns the moment that ends with the
-        middle version of the chosen range. If no watched stage has such a range any more, takes the last commits of the
-        watched stages in the order of the line, and returns the moment that ends with the middle one.
+        Considers the versions of each watched stage between `low` and `high`, and chooses the longest range without a
+        skipped version. Ranges next to an evaluated moment come first. Returns the moment that ends with the middle
+        version of the chosen range. If no watched stage has such a range any more, the candidates are the last commits
+        of the watched stages, in the order of the line; returns the moment that ends with the middle candidate.
         """
         if not self.is_gapless:
             moments = self.full_line.kept_between(self.low, self.high)
@@ -115,7 +115,7 @@ class SearchRange:
         return self.line.prefix_up_to(nearest) if nearest is not None else None
 
     def _unskipped_ranges(self, stage: str, skipped: Collection[int]) -> Iterator[tuple[bool, int, int, str]]:
-        """Yield the gaps between skipped versions of a stage: (True if an end was evaluated, length, start, stage)."""
+        """Yield the stage's ranges without skipped versions: (True if an end was evaluated, length, start, stage)."""
         low, high = self.low_version(stage), self.high.stages[stage].version
         bounds = (low, *sorted(version for version in skipped if low < version < high), high)
         for start, end in pairwise(bounds):
@@ -127,11 +127,11 @@ class SearchRange:
         return next((self.high.stages[stage] for stage in stages if self.num_versions(stage) <= 1), None)
 
     def low_version(self, stage: str) -> int:
-        """Return the stage's version in `low`; if `low` lacks the stage, the number right before its first version."""
+        """Return the stage's version in `low`; if the stage is missing, the number before its first version."""
         return self.low.stages[stage].version if stage in self.low.stages else self.full_line.first_version(stage) - 1
 
     def _stage_content(self, cut: Cut, stage: str) -> frozenset[object]:
-        """Return the SSTs and schema of a stage's tables, and the offsets of the stage that are watched.
+        """Return the SSTs and schema of a stage's tables, and the watched offsets of the stage.
 
         Equal results mean equal rows. The rows may be equal even if the results differ, for example after a compaction.
         """
@@ -153,7 +153,6 @@ class SearchRange:
 
 
 def line_position(prefix: Cut) -> int:
-    """Return the position of a prefix on the line: its number of commits."""
     return sum(prefix.versions.values())
 
 
@@ -168,17 +167,17 @@ class Evaluator:
     on_step: Callable[[Evaluation], None] | None
     reader: KafkaTopics | None
     evaluated: dict[tuple[frozenset[object], ...], Evaluation] = field(default_factory=dict)
-    """Evaluations by content fingerprint, in the order in which they were made."""
+    """Evaluations by content fingerprint, in the order of evaluation."""
     missing_column_errors: dict[object, str] = field(default_factory=dict)
-    """Errors of evaluations that failed for a missing column, by the columns that the tables had at the moment."""
+    """Errors of evaluations that failed for a missing column, by the tables' columns at that moment."""
     working_columns: set[object] = field(default_factory=set)
     """Columns of the tables in each successful evaluation."""
 
     def evaluate(self, cut: Cut, remaining: int) -> Evaluation:
         """Return the evaluation of the predicate at a cut, from the cache if possible.
 
-        `remaining` is the estimated number of later evaluations. The first evaluation is at the bad end, and raises an
-        error of the predicate. In later evaluations, an error makes the answer `skip`.
+        `remaining` is the estimated number of later evaluations. The first evaluation is at the bad end; an error of
+        the predicate is raised. In later evaluations, an error results in the answer `skip`.
         """
         content = self.search_range.content_fingerprint(cut)
         if content in self.evaluated:

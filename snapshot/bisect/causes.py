@@ -3,7 +3,7 @@
 A cause is proved by a replay or by stored objects, or it is marked as a guess. Some classes name the input record at
 fault. Other classes name a change and its author, or the time since which records are missing. A program change is
 detected by the program's checksum in manifests. Records count as missing if the commit wrote none of the keys that
-turned bad: then rows of other keys turned them bad.
+turned bad, so that rows of other keys caused the change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,11 +56,11 @@ CLASSES: Mapping[CauseKind, CauseClass] = {
     "record": CauseClass("a record", True, ("alone", "needs")),
     "unknown": CauseClass("unknown", False, ("reason",)),
 }
-"""Cause classes by kind, in the order in which they are tried. Classes that need no record come first."""
+"""Cause classes by kind, in the order of testing. Classes that need no record come first."""
 
 
 NOTE = "note"
-"""Key of a remark such as "the program changed, but is not the cause". The evidence of any class may have it."""
+"""Key of a remark such as "the program changed, but is not the cause". Evidence of any class may have a remark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Cause:
     record: RecordLocation | None = None
     """Record at fault, or the first of several records at fault; None if the class names no record."""
     one_of: int | None = None
-    """Number of records with equal times, any of which may be the first bad record; None if there is only one."""
+    """Number of records with equal times, each of which may be the first bad record; None for a single record."""
     records: tuple[RecordLocation, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class Cause:
 
 
 NOT_REPLAYED = "nothing was replayed"
-"""Reason for an unknown cause, or the end of a reason, that quotes no data."""
+"""Reason for an unknown cause, or the end of such a reason. Quotes no data."""
 
 
 def unknown_cause(reason: str) -> Cause:
@@ -259,7 +259,7 @@ def deploy_cause(
     """Return the cause "the program changed". `suffix` is appended to the sentence of the cause.
 
     `how` names the evidence: `both programs`, `the program before`, `older batches` or `guess`. If `old_program` is
-    given, the sentence suggests a replay with this program (`--code`), which would prove the cause.
+    given, the sentence suggests a replay with that program (`--code`), to prove the cause.
     """
     first = f"{change.stage}@v{change.version}"
     sentence = f"the program changed at {first}, from {change.before} to {change.after}{suffix}"
@@ -297,8 +297,8 @@ class UntouchedKeys:
 def find_untouched_keys(store: ObjectStore, cache: SstCache, verdict: Verdict) -> UntouchedKeys | None:
     """Return the keys that turned bad at the commit, if the commit wrote none of them; else None.
 
-    In that case, rows of other keys turned them bad. Also returns None if the keys are unknown. Makes one look-up of
-    these keys. Raises `Corruption` and `Unavailable`.
+    Rows of other keys then turned these keys bad. Also returns None if the keys are unknown. Makes one look-up of these
+    keys. Raises `Corruption` and `Unavailable`.
     """
     keys, commit = verdict.keys, verdict.bad.stages[verdict.stage]
     if keys is None or not keys.from_predicate or not len(keys) or len(keys.changed()):

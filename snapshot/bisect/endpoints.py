@@ -24,12 +24,12 @@ class SearchEnds:
 
     search_range: SearchRange
     gapless_start: Cut
-    """Earliest moment such that all later versions exist; the good end if there is none."""
+    """Earliest moment after which no version is missing; the good end if there is none."""
     good: str | None
     bad: str | None
     resolved: Mapping[str, Cut]
     gapless_start_ref: str
-    """Ref of `gapless_start`, if the search also covers older history from which versions were removed; else empty."""
+    """Ref of `gapless_start` if the search also covers older history with removed versions; else empty."""
 
     def narrowed_by_answers(self, evaluator: Evaluator, answers: Mapping[str, Answer], now_ms: int) -> "SearchEnds":
         """Add known answers to the evaluator, and return the ends narrowed by these answers.

@@ -18,7 +18,7 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True)
 class RowVersion:
-    """Version that wrote a row, or sent rows from which the row was made; with the records that it read for the row."""
+    """Version that wrote a row, or that sent rows for it, with the records that the version read for the row."""
 
     stage: str
     version: int
@@ -30,7 +30,7 @@ class RowVersion:
     """Values of the row before and after the version; None without a row."""
     records: tuple[ReadRecord, ...]
     unknown: str = ""
-    """Reason why `records` may have too few or too many records of the row; empty if they are exact."""
+    """Reason why `records` may lack some records of the row or have too many; empty if `records` is exact."""
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class RowExplanation:
     version: int
     """Version of the table at which the row is explained."""
     row: dict[str, object] | None
-    """Values of the row; None if there is no row: then its removal is explained."""
+    """Values of the row; None if there is no row. In that case, the removal of the row is explained."""
     versions: tuple[RowVersion, ...]
     """Versions that wrote the row, newest first, followed by upstream versions."""
     sources: tuple[SourceRecord, ...]
@@ -83,7 +83,10 @@ class ReachedRow:
     version: int
     """First version that wrote the row with the record."""
     until: int | None
-    """Version that removed the row, so that later rows of the key do not depend on the record; None if none has."""
+    """Version that removed the row; later rows of the key do not depend on the record.
+
+    None if no version removed it.
+    """
     before: dict[str, object] | None
     after: dict[str, object] | None
     """Values of the row before and after `version`; None without a row."""
@@ -119,7 +122,7 @@ class ReachedCopy:
 
 @dataclass(frozen=True, slots=True)
 class NotTaken:
-    """Version that read a record but made no row from it: the record was rejected, late, or filtered."""
+    """Version that read a record but made no row from the record, which was rejected, late, or filtered."""
 
     stage: str
     version: int

@@ -1,9 +1,9 @@
 """Search for all versions at which a predicate turned bad or good, by one pass over the rows that the versions wrote.
 
-The predicate must be row-local: a query that judges each row of one table by itself. A wrong row stays wrong until its
-key is written again, or until the row expires. So each row is judged once, for the version that wrote it (`_seq`), and
-the number of wrong keys follows for every version. The cost is proportional to the rows written, not to the size of the
-state. The result shows if the history turned from good to bad only once.
+The predicate must be row-local: a query that judges each row of one table independently of other rows. A wrong row
+stays wrong until its key is written again, or until the row expires. So each row is judged once, for the version that
+wrote it (`_seq`), and the number of wrong keys follows for every version. The cost is proportional to the rows written,
+not to the size of the state. The result shows if the history turned from good to bad only once.
 """
 
 import json
@@ -40,8 +40,8 @@ ROW_NUMBER = "_slackwater_row"
 def parse_row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
     """Return the table that a query reads, and the query rewritten to return row numbers (`ROW_NUMBER`).
 
-    Raises `Refused` (the query judges a row by other rows as well; the message says why), `NotFound` (no such table)
-    and `Usage` (the SQL is malformed).
+    Raises `Refused` if the query judges a row by other rows as well, `NotFound` for an unknown table, and `Usage` for
+    malformed SQL.
     """
     with duckdb.connect() as con:
         parsed = json.loads(con.execute("SELECT json_serialize_sql($sql::VARCHAR)", {"sql": sql}).fetchall()[0][0])
@@ -210,7 +210,7 @@ def _create_views(
     sources: Sequence[_WrittenRows],
     paths: Mapping[str, Path],
 ) -> None:
-    """Create the view `_written` of rows with the versions that wrote them, and the table's view without tombstones.
+    """Create two views: `_written` (rows with the versions that wrote them), and the table without tombstones.
 
     Rows that existed at the first version count as written by the first version. All rows get the columns of the
     version `high`.

@@ -97,7 +97,7 @@ class Skip(Exception):
 class AnswerNeeded(Exception):
     """Error raised when a person has to judge the moment `ref` before the search can continue.
 
-    `ref` is empty for the moment before the first commit. `left` is the estimated number of further moments to judge.
+    An empty `ref` is the moment before the first commit. `left` is the estimated number of further moments to judge.
     """
 
     def __init__(self, cut: Cut, ref: str = "", left: int = 0) -> None:
@@ -180,11 +180,11 @@ class SqlPredicate:
 
 _CONDITION_WITHOUT_TABLE = "SELECT ({condition}) AS holds"
 _CONDITION_ON_TABLE = _CONDITION_WITHOUT_TABLE + " FROM {table}"
-"""SQL that evaluates a condition on a table. The result has one row for an aggregate, else one row per table row."""
+"""SQL that evaluates a condition on a table. The result has one row for an aggregate, else one per row of the table."""
 _SELECT_WRONG_ROWS = "SELECT * FROM {table} WHERE {wrong}({condition})"
 _SELECT_FAILED_CHECKS = "SELECT * FROM ({query}) AS checked(holds) WHERE {wrong}holds"
 _NEGATIONS = {"check": "NOT ", "where": ""}
-"""SQL prefix, by option, that makes a test for wrong rows from a condition. A row that fails a `check` is wrong."""
+"""SQL prefix, by option, that turns a condition into a test for wrong rows: a row that fails a `check` is wrong."""
 _CONDITION = re.compile(
     r"[\s(]*(?!select|from|with|values)[\w.\"]+\s*([<>=!+*/%(-]|(is|in|between|i?like|and|or|not)\b)", re.IGNORECASE
 )
@@ -217,9 +217,9 @@ def parse_where(store: ObjectStore, app: str, sql: str, table: str = "") -> SqlP
 def parse_check(store: ObjectStore, app: str, condition: str, table: str = "") -> SqlPredicate:
     """Return a predicate for a condition that must hold.
 
-    A condition is about one table: about each row (`balance >= 0`), or an aggregate (`min(balance) >= 0`). It may also
-    be a SELECT over any tables that returns one boolean, or a combination of such SELECTs. As with CHECK in SQL, a NULL
-    result holds: for example `min(balance)` of an empty table.
+    A condition is about each row of one table (`balance >= 0`), or about an aggregate (`min(balance) >= 0`). It may
+    also be a SELECT over any tables that returns one boolean, or a combination of such SELECTs. As with CHECK in SQL,
+    the condition holds if the result is NULL, for example for `min(balance)` of an empty table.
 
     The app's newest versions define the columns. `table` names the condition's table; if empty, it is the one table
     that has all columns of the condition.

@@ -1,4 +1,4 @@
-"""Bad records that are the result of a predicate over an input archive: they need no program and no replay.
+"""Bad records returned by a predicate over an input archive: the search needs no program and no replay.
 
 `FROM input('orders') WHERE …` returns whole records. If it returns no record at the last good moment, the records that
 it returns at the bad commit made the moment bad.
@@ -17,8 +17,8 @@ from .verdict import BAD_RECORDS, RecordLocation, RecordPath, SourceRecord, Verd
 def find_queried_records(verdict: Verdict) -> TracedCause | None:
     """Return the records that the predicate returns at the bad commit, as the cause.
 
-    Returns None if the commit is not a batch; if the predicate reads a table, or no input archive; if it does not
-    return all columns of `input()`; or if it returns records that the batch did not read.
+    Returns None if the commit is not a batch; if the predicate reads a table, or no input archive; if the result lacks
+    columns of `input()`; or if the result has records that the batch did not read.
     """
     predicate, rows = verdict.predicate, verdict.rows
     if not predicate.inputs or predicate.tables(verdict.bad) or verdict.candidates or verdict.more_rows:
@@ -39,7 +39,7 @@ def find_queried_records(verdict: Verdict) -> TracedCause | None:
 
 
 def _as_cause(records: pa.Table) -> TracedCause:
-    """Return records that are bad by themselves as a proved cause, in order of time."""
+    """Return records that are bad by themselves as a proved cause, ordered by time."""
     positions = zip(*(records[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True)
     first, *later = addresses = tuple(RecordLocation(*place) for place in positions)
     times = np.asarray(records["timestamp"].cast(pa.int64()))

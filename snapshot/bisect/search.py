@@ -2,9 +2,9 @@
 
 The predicate is evaluated at moments of the line (`cut.line`). Each moment is a consistent cut, so a wrong answer is
 never the effect of reading a running app, and anyone can query the moment again by its ref. As in git's bisect, a
-moment that cannot be judged is skipped, and a different moment is evaluated, until no moment remains between the last
-good and the first bad moment. Unlike git, the search then prefers version ranges next to a judged moment (see
-`SearchRange.middle`): this finds the version that added a column in a few steps.
+moment that cannot be judged is skipped, and a different moment is evaluated. The search ends when no moment remains
+between the last good and the first bad moment. Unlike git, the search then prefers version ranges next to a judged
+moment (see `SearchRange.middle`): this finds the version that added a column in a few steps.
 """
 
 from bisect import insort
@@ -140,7 +140,7 @@ class _NarrowedRange:
     """Range to which a search has narrowed, with all good and bad moments that were evaluated before."""
 
     search_range: SearchRange
-    """Range from a good moment to a bad one. No moment in between can be judged."""
+    """Range from a good moment to a bad moment. No moment in between can be judged."""
     good: tuple[Cut, ...]
     bad: tuple[Cut, ...]
     certain: bool
@@ -148,7 +148,7 @@ class _NarrowedRange:
 
 
 def _narrow(evaluator: Evaluator, between: SearchRange) -> _NarrowedRange:
-    """Halve a range until no moment between its ends is left to judge. Both ends must have been judged before.
+    """Halve a range until no moment between its ends remains to be judged. Both ends must have been judged before.
 
     Raises the errors of `Predicate.rows`.
     """
@@ -207,7 +207,7 @@ def _is_certain(evaluator: Evaluator, between: SearchRange) -> bool:
 
 
 def _add_skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> None:
-    """Add a version to `skips`; with `lacks`, because its tables lack a column that the predicate names.
+    """Add a version to `skips`. With `lacks`, the version's tables lack a column that the predicate names.
 
     If two versions lack a column, all versions in between are assumed to lack the column. `lacking` has the versions
     already known to lack the column, ascending.

@@ -42,7 +42,10 @@ PredicateFunction = Callable[[duckdb.DuckDBPyConnection], object]
 
 _SKIP_EXIT_CODE = 125
 _STOP_EXIT_CODE = 128
-"""Lowest exit code that stops the search. As in `git bisect run`: 0 is good, 125 skip, every other lower code bad."""
+"""Lowest exit code that stops the search.
+
+As in `git bisect run`, 0 is good, 125 is skip, and other lower codes are bad.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,10 @@ class SearchSession(Struct, frozen=True, forbid_unknown_fields=True):
         return {answer.ref: answer.answer for answer in self.marks}
 
     def with_step(self, step: Evaluation) -> "SearchSession":
-        """Return a copy with an evaluation added. The first two evaluations replace the ends by fixed refs."""
+        """Return a copy with an evaluation added.
+
+        The first two evaluations replace the refs of the ends by fixed refs.
+        """
         request = self.asked
         if not self.marks:
             request = replace(request, bad=step.ref)
@@ -277,7 +283,10 @@ def format_log(session: SearchSession) -> Iterator[str]:
 
 
 def parse_log(text: str, store: str) -> SearchSession:
-    """Parse a log into a session, whose answers count as given by a person. Raises `Usage` for a malformed log."""
+    """Parse a log into a session. The session's answers count as answers of a person.
+
+    Raises `Usage` for a malformed log.
+    """
     session: SearchSession | None = None
     for number, line in enumerate(text.splitlines(), 1):
         try:

@@ -53,7 +53,7 @@ class VersionRange:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Version at which a predicate turned bad (the first row became wrong) or good (no row is wrong any more)."""
+    """Version at which a predicate turned bad (rows became wrong) or good (no row is wrong any more)."""
 
     ref: str
     version: int
@@ -88,7 +88,7 @@ class Verdict:
     predicate: Predicate
     stage: str
     good: Cut
-    """Prefix of the line right before the bad commit; with `candidates`, the last moment known to be good."""
+    """Prefix of the line right before the bad commit. With `candidates`, the last moment known to be good."""
     bad: Cut
     good_ref: str
     """Ref to the last good moment, which may be a commit of any stage; empty before the first commit."""
@@ -118,7 +118,7 @@ class Verdict:
     """
     resolved: Mapping[str, Cut] = field(default_factory=dict)
     gapless_start_ref: str = ""
-    """Ref of the moment since which all versions exist, if retention removed older versions in between; else empty."""
+    """Ref of the moment since which all versions exist, if retention removed versions in the range; else empty."""
     flips: Flips | None = None
     is_exhaustive: bool = False
     """True if every moment between the ends was evaluated, or has the same rows as an evaluated moment."""
@@ -135,7 +135,7 @@ class Verdict:
 
     @property
     def is_first_known(self) -> bool:
-        """True if all earlier moments are known to be good; False if this is assumed, as in any binary search."""
+        """True if all earlier moments are known to be good; False if a binary search only assumed it."""
         return not self.earlier_bad_ref and (self.flips is not None or self.is_exhaustive)
 
     @property
@@ -144,7 +144,7 @@ class Verdict:
 
 
 class UnprovedRecord(Refused):
-    """Error raised if no record can be proved to be the cause."""
+    """No record can be proved to be the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class RecordPath:
     proved: bool = False
     """True if replays prove the record: the app's input is good without this record, and bad with it."""
     tied: tuple[RecordLocation, ...] = ()
-    """Number of records of other partitions with an equal time; any of them may be the first bad record instead."""
+    """Records of other partitions with an equal time; any of them may be the first bad record instead."""
     records: pa.Table | None = None
     """Bad records of the batch, in the order in which the app processes them (`BAD_RECORDS`); None if unknown."""
     is_complete: bool = False

@@ -67,7 +67,7 @@ InvariantState = Literal["holds", "fails", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Result of an invariant at a moment."""
+    """Result of an invariant at one moment."""
 
     invariant: Invariant
     rows: pa.Table | None
@@ -95,7 +95,7 @@ class Findings:
 
     @property
     def changed_results(self) -> tuple[CheckResult, ...]:
-        """Results of invariants whose state changed since their last evaluation; the initial state is "holds"."""
+        """Results of invariants whose state changed since their last evaluation. The initial state is "holds"."""
         return tuple(
             result
             for result in self.results

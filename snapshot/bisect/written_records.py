@@ -68,7 +68,7 @@ def _records(store: ObjectStore, cache: SstCache, commit: Manifest, changed: Key
 def _read(
     kafka: KafkaTopics, commit: Manifest, at: RecordLocation, window: Window | None
 ) -> tuple[SourceRecord, int] | None:
-    """Return the record, and the number of the commit's records of its partition that have its key, up to it."""
+    """Return the record, and the number of the commit's records, up to this record, with its key and partition."""
     try:
         if kafka.topic_id(at.topic) != topic_id_in(commit, at.topic):
             return None

@@ -2,9 +2,9 @@
 
 A copy keeps the ULID of its source. So a retry finds existing copies, and skips those whose checksum matches.
 
-A masked value is replaced by null, or by a keyed hash (BLAKE2b). The hash key is a random salt per clone, discarded
-when the clone is complete: equal values stay equal within a clone, so joins still work, and nobody can find a value
-by hashing candidates. Null stays null.
+A masked value is replaced by null, or by a keyed hash (BLAKE2b). The hash key is a random salt per clone, deleted when
+the clone is complete. So equal values stay equal within a clone, joins still work, and nobody can find a value by
+hashing candidates. Null stays null.
 """
 
 import os
@@ -49,7 +49,7 @@ class ColumnMask:
     how: str
 
     def apply(self, values: pa.ChunkedArray, salt: bytes) -> pa.ChunkedArray:
-        """Return the masked values of a column, whose type must have passed `check_masks`."""
+        """Return the masked values of a column. The column's type must have passed `check_masks`."""
         if self.how == NULL:
             return pa.chunked_array([pa.nulls(len(values), values.type)])
         # Hash each distinct value once: BLAKE2b is not vectorized.
@@ -169,7 +169,7 @@ def _check_type(label: str, mask: ColumnMask, column: Column) -> None:
 
 
 _WORKERS = min(os.cpu_count() or 1, 4)
-"""Number of SSTs copied in parallel; all of them are in memory at once."""
+"""Number of SSTs copied in parallel; all are in memory at the same time."""
 
 
 def bytes_to_copy(cut: Cut, masks: Masks, *, deep: bool) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Edit rows of a stage's table, through the stage's runner, or in this process if no runner has the stage.
+"""Edits of rows of a stage's table, by the stage's runner, or by this process if the stage has no runner.
 
 Without a runner, this process commits the edit as the stage's next version, and recomputes the edit if another commit
 came first.
@@ -46,7 +46,7 @@ _POLL_S = 0.2
 _SINK = b"sink"
 """Metadata key of a table of records: the name of their sink."""
 SendRecords = Callable[[Manifest, Mapping[str, pa.Table]], Mapping[str, Sink]]
-"""Function that sends records, by sink, for the version after a version, and returns the sinks of that version."""
+"""Function that sends records for the version after the given version, by sink. Returns the next version's sinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ def edit(
     """Change rows of a stage's table, by an SQL statement, or by rows that replace the stored rows of the same keys.
 
     `description` is one line for logs. If a runner has the stage, `on_wait` is called with the runner's name, and the
-    runner makes the edit between two batches, within `timeout_s`. Repeating an interrupted call completes the edit. A
-    statement that the same user repeats within ten minutes counts as such a call and is not executed a second time,
-    unless `again` is set. Raises the errors of `StoredApp.edit`.
+    runner makes the edit between two batches, within `timeout_s`. Repeating an interrupted call completes the edit. So
+    a statement that the same user repeats within ten minutes is not executed a second time, unless `again` is set.
+    Raises the errors of `StoredApp.edit`.
     """
     if bool(sql) == (source is not None):
         raise Usage("an edit needs either an SQL statement or rows", hint="give --sql TEXT or --rows FILE")
@@ -120,10 +120,11 @@ def put_rows(
     timeout_s: float,
     on_wait: Callable[[str], None] = lambda _runner: None,
 ) -> EditDone:
-    """Commit a repair: put rows, computed from the version `head`, into its stage's table, through its runner if any.
+    """Commit a repair: put rows, computed from the version `head`, into its stage's table, by its runner if any.
 
-    `change` has rows with key, values and `DELETED`, one row per key; its records leave by the same version. Without a
-    runner, `send` sends them. Raises `Outdated` if a version has written rows since, and the errors of `edit`.
+    `change` has rows with key, values and `DELETED`, one row per key, and records for sinks, which the same version
+    sends. Without a runner, `send` sends the records. Raises `Outdated` if a version has written rows since, and the
+    errors of `edit`.
     """
     assert change.rows is not None  # noqa: S101  a repair computes rows
     data = _encode(change.rows, change.records)
@@ -176,7 +177,7 @@ def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int
 
 
 def newest_active_cut(store: ObjectStore, app: str, stage: str, head: Manifest | None = None) -> Cut:
-    """Return a cut with the newest version of every active stage; the version of `stage` is `head`, if given.
+    """Return a cut with the newest version of every active stage; `head`, if given, is the version of `stage`.
 
     Raises `NotFound` if the app or stage does not exist, and `Refused` if the stage is retired.
     """
@@ -202,7 +203,7 @@ def change_of(store: ObjectStore, app: str, request: EditRequest) -> Change:
 
 
 def _encode(rows: pa.Table, records: Mapping[str, pa.Table] | None = None) -> bytes:
-    """Encode rows, and then the records of each sink, each as an Arrow stream."""
+    """Encode rows, followed by the records of each sink, each as an Arrow stream."""
     data = io.BytesIO()
     named = (table.replace_schema_metadata({_SINK: name}) for name, table in (records or {}).items())
     for table in (rows, *named):

@@ -1,4 +1,4 @@
-"""Compute the effect of an edit on a table: the changed rows, and a sorted run that contains them.
+"""Effect of an edit on a table: the changed rows, and a sorted run that contains these rows.
 
 The stage emits nothing for edited rows. Edited rows fall due and expire like rows that the program wrote.
 
@@ -152,7 +152,7 @@ class Change(NamedTuple):
 
     @property
     def is_computed(self) -> bool:
-        """True if the rows are those of a replay, with internal columns that fit the others."""
+        """True if a replay computed the rows, so that internal columns match the other columns."""
         return self.rows is not None and DELETED in self.rows.column_names
 
     def compute_rows(self, store: ObjectStore, cache: SstCache, cut: Cut, stage: str) -> pa.Table:
@@ -176,7 +176,7 @@ class EditEffect:
     parts: Mapping[str, tuple[Sst, ...]] = field(default_factory=dict)
     """SSTs of tables of parts, by side-table name: the parts of deleted keys are deleted, too."""
     sinks: Mapping[str, Sink] = field(default_factory=dict)
-    """Sinks to which records were sent, as they are after these records."""
+    """Sinks to which records were sent, in their state after these records."""
 
     def apply_to(self, draft: Manifest) -> Manifest:
         next_due_ms, times = self.next_due_ms, draft.event_time
@@ -206,9 +206,9 @@ def compute_edit(
     """Compute the effect of an edit on a stage's version in `cut`; None if no row changes.
 
     Writes one SST for each state partition with changed rows, unless `writes` is False. Raises the errors of
-    `Change.compute_rows` and `bind_replacement`. Also raises `Refused` if the edit changes a derived value but not the
-    internal columns from which it is derived: the key's next record would compute the value anew. For example, a mean
-    is derived from its sum and count.
+    `Change.compute_rows` and `bind_replacement`. Also raises `Refused` if the edit changes a derived value, such as a
+    mean, but not the internal columns from which it is derived, such as sum and count. The key's next record would
+    overwrite such an edit.
     """
     head = cut.stages[stage]
     table, clock_ms = require_table(head), cut.clock_ms(stage)
@@ -291,8 +291,8 @@ class BoundReplacement(BoundState):
 def bind_replacement(table: Table, name: str) -> BoundState:
     """Return the state that applies an edit to a table. Edited rows fall due like rows that the program wrote.
 
-    Raises `Refused` in three cases: the rows belong to a Spark query outside of slackwater; the table's rows are lists
-    of waiting rows or sessions; or only the program knows when rows fall due.
+    Raises `Refused` in three cases: the rows belong to a Spark query outside of slackwater; the table stores lists of
+    waiting rows or sessions; or only the program knows when rows fall due.
     """
     kind, values = kind_of(table.state), arrow_schema(table.values)
     if kind.external_owner:

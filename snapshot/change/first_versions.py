@@ -1,4 +1,4 @@
-"""Create the first version of each stage of a clone, and copy in-flight records into the clone's own channels.
+"""First versions of a clone's stages, and copies of in-flight records in the clone's own channels.
 
 The source's topics are never written to.
 """
@@ -75,7 +75,7 @@ numbers of records by Kafka partition before keys were forgotten; empty if no ke
 def in_flight_reader(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> InFlightReader:
     """Return a function that reads in-flight records from the snapshot `keeper`.
 
-    The function returns None for records that the snapshot does not have: they must be read from Kafka.
+    The function returns None for records that the snapshot lacks; these must be read from Kafka.
     """
 
     def records(
@@ -94,7 +94,7 @@ def in_flight_reader(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> I
 def copy_channels(cut: Cut, app: str, kafka: KafkaTopics, records: InFlightReader) -> dict[str, CopiedChannel]:
     """Copy the in-flight records of every channel of the cut into topics of `app`. Returns the channels by name.
 
-    Safe to repeat after a crash: the records of an incomplete copy have an attempt that no manifest names.
+    Safe to repeat after a crash: no manifest names the attempt of an incomplete copy.
     """
     copied: dict[str, CopiedChannel] = {}
     for of_channel in readers_by_channel(cut):
@@ -134,8 +134,7 @@ def _cloned_input(
 ) -> Input:
     """Return the input `name` of a receiver's first version in the clone.
 
-    In the clone, in-flight records count as written by the sender's first version, because the sender has no other
-    version yet.
+    In-flight records count as written by the sender's first version in the clone, which is the sender's only version.
     """
     if name not in copied:
         # The sender has no version at the cut: in the clone it starts empty, and its receiver has read nothing.
@@ -204,7 +203,10 @@ def _committed_first_versions(store: ObjectStore, app: str, cut: Cut) -> dict[st
 
 
 def has_run(store: ObjectStore, info: AppInfo) -> bool:
-    """Return True if a clone has versions after its first ones. Makes the requests of `history.head` for each stage."""
+    """Return True if a clone has versions after its first versions.
+
+    Makes the requests of `history.head` for each stage.
+    """
     cut = info.origin.cut if info.origin else {}
     heads = heads_of(store, info.name, history.list_stages(store, info.name))
     return any(head.version != cut.get(stage) for stage, head in heads.items())

@@ -99,9 +99,8 @@ def migrate(
     `starts` has the start positions of new inputs, by stage and declared name (`Plan.unread`); `by` is user@host. With
     a `reader`, the snapshot keeps in-flight records; otherwise Kafka keeps them until its retention ends.
 
-    Raises `Refused`, with nothing changed, if another migration was decided first, or if a snapshot request is open
-    that stages could not answer with their new inputs or names. After `Unavailable`, the next call finishes the
-    migration.
+    Raises `Refused`, without a change, if another migration was decided first, or if stages could not answer an open
+    snapshot request with their new inputs or names. After `Unavailable`, the next call finishes the migration.
     """
     if not decided_plan.changes:
         return Migrated(decided_plan, 0, "", {})

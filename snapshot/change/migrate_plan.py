@@ -33,13 +33,13 @@ class StageChange:
     version: int = 0
     columns: tuple[ColumnChange, ...] = ()
     inputs: tuple[str, ...] = ()
-    """Inputs that the stage starts to read; `gone` are inputs that it stops reading."""
+    """Inputs that the program adds to the stage. `gone` has the inputs that it removes."""
     gone: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     ttl: tuple[Ttl | None, Ttl | None] | None = None
     due: tuple[str, str] | None = None
-    """Declarations of the rows' due time in the stored app and in the program; None if they are equal."""
+    """Declarations of the rows' due time, stored and in the program; None if they are equal."""
     others: bool = False
     """True if the program changes the order of the columns, or the format of their declarations."""
     guesses: tuple[tuple[str, str], ...] = ()
@@ -234,7 +234,7 @@ _OPTION = "--rename-stage OLD=NEW"
 
 
 def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Renames) -> None:
-    """Check the stage renames in `called`, from old to new names. Raises `NotFound` and `Refused`."""
+    """Check the stage renames in `called`, a map from old to new names. Raises `NotFound` and `Refused`."""
     app = declared.app
     for old, new in called.items():
         if old not in heads:
@@ -291,7 +291,7 @@ def _with_new_names(heads: Mapping[str, Manifest], called: Renames) -> dict[str,
 
 
 def _likely_successor(head: Manifest, heads: Mapping[str, Manifest], declared: Declared) -> str:
-    """Return the added stage that is probably the new name of a dropped stage; empty if no stage or several stages fit.
+    """Return the added stage that is probably the new name of a dropped stage; empty unless exactly one stage fits.
 
     A stage fits if its key, inputs and outputs are those of the dropped stage.
     """

@@ -1,11 +1,11 @@
 """Commit the versions of a decided migration, rewind, reset or recovery: one commit for each stage.
 
-All checks were made before the decision, and the steps need no program. If a process, such as a runner or the next
-migration, finds stages that lack their step, it first commits these steps.
+All checks were made before the decision, and the steps need no program. Any process that finds stages without their
+step, such as a runner or the next migration, first commits these steps.
 
 The history of a renamed stage ends under the old name. It continues under the new name, in a version with an equal
-number and equal SSTs. Rows in flight count as sent by the new stage: readers keep their offsets, and the stage's
-manifest names the attempts of these rows. Nothing is copied, in the store or in Kafka.
+number and equal SSTs. Rows in flight count as sent under the new name: readers keep their offsets, and the manifest
+under the new name has the attempts of these rows. Neither the store nor Kafka copies data.
 
 A rewind also passes on in-flight rows by naming their attempts. Messages of undone versions are never read, since
 readers continue at offsets after these messages.
@@ -257,9 +257,9 @@ def _with_columns(draft: Manifest, old: Table, new: Table) -> Manifest:
 
 
 def _reset(at: Input, offsets: tuple[int, ...], topic_id: str, version: int) -> Input:
-    """Return an input that continues at `offsets`; with `topic_id`, in the topic with that id.
+    """Return an input that continues at `offsets`; if given, `topic_id` is the new id of the topic.
 
-    Partitions that were added to the topic later count as read from the beginning.
+    Partitions that were added to the topic later are read from the beginning.
     """
     if topic_id:
         reset = Reset(version, at.offsets, offsets, at.topic_id or NOT_KNOWN)
@@ -274,7 +274,7 @@ def _reset(at: Input, offsets: tuple[int, ...], topic_id: str, version: int) -> 
 def _rename(
     store: ObjectStore, migration: Migration, heads: Heads, now_ms: int
 ) -> tuple[dict[str, Manifest], dict[str, int]]:
-    """Commit the last version of each renamed stage under the old name, and the first version under the new name.
+    """Commit each renamed stage's last version under the old name, and first version under the new name.
 
     Returns the last versions by old name, and the first versions that this call committed by new name.
     """

@@ -2,12 +2,12 @@
 
 A rescale and a retirement are one commit that copies nothing. The new version keeps table, SSTs and offsets. Like a
 claim, it has the next epoch, so the stage's runner is fenced, and no batch that was planned for the old state
-partitions can follow. SSTs stay: readers select rows by hash, and compaction splits SSTs at the new bounds as it merges
-them.
+partitions can follow. SSTs are not rewritten: readers select rows by hash, and later compactions split SSTs at the new
+bounds.
 
 A retired stage's answers to open snapshot requests are dropped: the snapshots complete without this stage. Their cuts
 are complete, because no remaining stage reads the channels of the retired stage. If a program declares the stage again,
-the program's runner claims the stage, and continues where it stopped.
+the program's runner claims the stage, and continues at the stored offsets.
 
 A retry is requested by one object. The stage's runner retries the records between two batches, and then removes the
 request. The commit of the retry also marks the records as retried, so repeating a request after a crash is harmless.
@@ -60,7 +60,7 @@ def rescale(
 
     Open snapshots continue. A runner of the stage is fenced, and uses the new number after a restart. Writes one
     manifest and one audit log entry, each with `by`, user@host; `dry_run` only checks. If the table already has this
-    number of partitions, only the log entry is added, and only if an interrupted call did not add it.
+    number of partitions, only a missing log entry of an interrupted call is added.
 
     Raises `Usage` if the number is out of range, `NotFound` if the app or stage does not exist, `Refused` if the stage
     has no table or is retired, `CommitConflict` if other writers kept winning the race for the next version, and
@@ -132,10 +132,10 @@ class Retired:
     already: bool
     last_ms: int
     last_by: str
-    """Runner (host:pid) that made the stage's last commit before the retirement, and that stops now."""
+    """Runner (host:pid) of the stage's last commit before the retirement. This runner now stops."""
     ssts: int
     unread: dict[str, int]
-    """Number of versions that the stage had not read, by sender. They are no longer kept for this stage."""
+    """Number of versions that the stage had not read, by sender. These versions are no longer kept for this stage."""
     snapshots: tuple[str, ...]
 
 
@@ -195,7 +195,8 @@ def commit_retired(store: ObjectStore, head: Manifest, *, by: str, now_ms: int) 
 def prepare_reactivation(store: ObjectStore, app: str, stage: str, *, by: str) -> Manifest | None:
     """Prepare the claim of a retired stage; returns the version that retired it, or None for an active stage.
 
-    Withdraws open snapshots: the stage may have read past their markers before it was retired, and would never answer.
+    Withdraws open snapshot requests: the stage may have read past their markers before it was retired, and would never
+    answer.
     """
     head = history.head(store, app, stage)
     if head is None or not head.retired:

@@ -66,7 +66,7 @@ def highest_offsets(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
 
 
 def max_lag(heads: Iterable[Manifest], at: Offsets) -> int:
-    """Return the largest lag of a user's topic: the number of offsets up to `at` that these stages have to read."""
+    """Return the largest lag of a user's topic: the number of offsets up to `at` that these stages have not read."""
     return max((input_lag(source, at) for source in users_inputs(heads)), default=0)
 
 
@@ -247,8 +247,8 @@ def settle_promotion(
     """Return an app's newest promotion. An undecided promotion under which the stages cannot run is withdrawn first.
 
     Stages cannot run if another app is being promoted over this app. They cannot run either if this app is being
-    promoted and a stage in `claims` is not prepared: the claim would start the stage's sinks, although it was not
-    checked that the stage may publish. Makes no request for an app without promotions.
+    promoted and a stage in `claims` is not prepared: the claim would start the stage's sinks before the stage may
+    publish. Makes no request for an app without promotions.
     """
     manifests = tuple(heads)
     newest = newest_promotion(manifests)

@@ -1,9 +1,9 @@
 """Cuts of an app, the graph of their stages and channels, and the rules of consistency.
 
-A cut is consistent if no stage in it has received data that its sender in the cut has not sent. Manifests record the
-consumed and the sent versions. So a consistent cut can be derived from any set of versions later: raise every sender to
-the version that its receivers consumed (Chandy and Lamport 1985), or move receivers back. Pure functions of manifests,
-which `moments.py` reads.
+A cut is consistent if every row that a stage in the cut has consumed was sent by the sender's version in the cut
+(Chandy and Lamport 1985). Manifests record the consumed and the sent versions. So any set of versions can be made
+consistent later: either raise senders to the versions that their receivers consumed, or move receivers back to earlier
+versions. Pure functions of manifests, which `moments.py` reads.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,13 +27,16 @@ class Thinned:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Cut of an app: the manifest of one version of each stage, without stages that had no version at that moment."""
+    """Cut of an app: the manifest of one version of each stage.
+
+    Stages without a version at that moment are left out.
+    """
 
     app: str
     stages: Mapping[str, Manifest]
     snapshot: str = ""
     seen_ms: int = 0
-    """Time by which rows expire, for tables with a TTL by write time; 0 for the clock of each version."""
+    """Time by which rows expire, for tables with a TTL by write time; 0 if each version's clock applies."""
     thinned: Thinned | None = None
 
     @property
@@ -164,7 +167,7 @@ def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
 
 
 def raise_senders(stages: Mapping[str, Manifest], read: Callable[[str, int], Manifest]) -> dict[str, Manifest]:
-    """Return the smallest consistent cut that contains these versions or later ones. `read` reads a stage's version."""
+    """Return the smallest consistent cut with these or later versions. The function `read` reads a stage's version."""
     raised = dict(stages)
     while True:
         previous = dict(raised)
@@ -182,8 +185,9 @@ def lower_receivers(
 ) -> dict[str, Manifest]:
     """Return a consistent cut with the version `pinned`, and with earlier versions of stages downstream of it.
 
-    Needed if versions are chosen by time and clocks differ. `read` reads a stage's version. `first` returns the lowest
-    version to which a stage may be moved back. The cut omits a stage that would have to be moved back further.
+    Needed if versions are chosen by time and clocks differ. The function `read` reads a stage's version. The function
+    `first` returns the lowest version to which a stage may be moved back. The cut omits a stage that would have to be
+    moved back further.
     """
     lowered = dict(stages)
     receivers = downstream_stages(stages, pinned)

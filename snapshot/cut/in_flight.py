@@ -1,6 +1,6 @@
 """Records in flight in a cut's channels, and gaps: records that Kafka deleted before a stage read them.
 
-Records in flight follow from the manifests: the offsets of reader and sender, and the valid attempts in between.
+Records in flight are computed from manifests: the offsets of reader and sender, and the valid attempts in between.
 
 A reader gets either all rows of an upstream version or none. So if Kafka deleted some rows of a version before the
 reader read them, the reader skips the whole version, and all unread versions before it with their snapshot markers. If
@@ -64,7 +64,7 @@ def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
 
 
 def rows_of_sink(store: ObjectStore, head: Manifest, name: str, start: int, after: int, rows: int) -> InFlight:
-    """Return the location of the rows for a sink that versions `after` + 1 to `head` wrote, from offset `start` on.
+    """Return the location of a sink's rows from offset `start` on, written by the versions from `after` + 1 to `head`.
 
     `rows` is the number of these rows.
     """
@@ -78,8 +78,9 @@ def rows_of_sink(store: ObjectStore, head: Manifest, name: str, start: int, afte
 def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
     """Return a receiver's unread records of a channel, up to the cut or to another receiver's position `until`.
 
-    If nothing is unread, `attempts` of the result is empty. For a channel that no stage has read yet, returns all kept
-    records; for a channel whose reader was retired, none. Raises `NotFound` if a manifest of the sender is gone.
+    Without unread records, `attempts` of the result is empty. Returns all kept records of a channel that no stage has
+    read yet, and no records of a channel whose reader was retired. Raises `NotFound` if a manifest of the sender is
+    gone.
     """
     sender = cut.stages[channel.sender]
     output = sender.outputs[channel.name]
@@ -194,8 +195,8 @@ def skip_gap(at: Input, gap: Gap) -> tuple[Input, LostRecords]:
 def snapshots_broken_by_gap(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
     """Return the ids of open snapshots that a reader can no longer complete if it skips the gap.
 
-    A snapshot cannot be completed in two cases: its marker is in the gap, and the reader has not recorded a version for
-    it; or the reader still awaits the marker, so it had to capture the lost records.
+    A snapshot cannot be completed in two cases. The snapshot's marker is in the gap, and the reader has not recorded a
+    version for the snapshot. Or the reader still awaits the marker, so it would have to capture the lost records.
     """
     if head is None:
         return gap.markers

@@ -1,9 +1,9 @@
 """Line of an app: all commits in an order in which every prefix is a consistent cut.
 
 A commit's *effective time* is the smallest of its own time and the times of all commits that depend on it: later
-commits of its stage, and commits of receivers that consumed it. So a commit of a sender whose clock is ahead is moved
-before the first commit that consumed it. The line orders commits by effective time, then senders before receivers, then
-by stage name.
+commits of the stage, and commits of receivers that consumed the commit. So if a sender's clock is ahead, the line
+places the sender's commit before the first commit that consumed it. The line orders commits by effective time, then
+senders before receivers, then by stage name.
 
 The order extends causality, so each prefix is a consistent cut, and two neighbouring prefixes differ by one commit.
 `app@T` is the prefix of all commits with an effective time up to T. `app/stage@vN` is the prefix that ends with that
@@ -60,7 +60,7 @@ class Line:
         return history.read(self.store, self.heads.app, stage, version)
 
     def outline(self, stage: str, version: int) -> Manifest:
-        """Return a version as its page describes it (its outline); if no page has it, the whole version."""
+        """Return the outline of a version from its page; if no page has the version, the whole manifest."""
         pages = self._pages_of(stage)
         return (pages.outline(version) if pages is not None else None) or self.read(stage, version)
 
@@ -145,7 +145,7 @@ class Line:
         return f"{commit.app}/{commit.stage}@v{commit.version}" if commit is not None else ""
 
     def longest_prefix_within(self, cut: Cut) -> Cut:
-        """Return the longest prefix of the line in which no stage is newer than in the cut."""
+        """Return the longest prefix of the line in which every stage is at most as new as in the cut."""
         beyond = [
             self.read(stage, version)
             for stage, head in self.heads.stages.items()

@@ -1,4 +1,4 @@
-"""Lineage of versions: the ranges of offsets (windows) that they read from their inputs and from users' topics."""
+"""Lineage of versions: the ranges of offsets (windows) that versions read, from their inputs and users' topics."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -63,7 +63,10 @@ class Window:
 
 
 VersionReader = Callable[[ObjectStore, str, str, int], Manifest | None]
-"""Function that reads a version. If it is missing, `history.read` raises `NotFound`; `history.find` returns None."""
+"""Function that reads a version.
+
+For a missing version, `history.read` raises `NotFound`; `history.find` returns None.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +205,7 @@ def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Wi
 
 
 def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:
-    """Return the newest version that a renamed sender committed under its former name and that the reader has read.
+    """Return the newest version that a renamed sender committed under the former name, and that the reader has read.
 
     `read` is the reader's input: a version counts as read if its end offsets are at most the input's offsets. Returns
     the first version under the present name if the sender was not renamed, or if the reader has read no earlier

@@ -47,7 +47,10 @@ def read_line(store: ObjectStore, app: str) -> Line:
 
 
 def heads_of(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, Manifest]:
-    """Return the newest version of each stage. If the app runs, this is no consistent cut: stages are read in turn."""
+    """Return the newest version of each stage.
+
+    For a running app, this is not a consistent cut: stages are read in turn.
+    """
     return {stage: head for stage in stages if (head := history.head(store, app, stage)) is not None}
 
 
@@ -136,7 +139,7 @@ def with_retired(line: Line, cut: Cut) -> Cut:
 
 
 def retired_version_at(store: ObjectStore, cut: Cut, head: Manifest) -> Manifest | None:
-    """Return a stage's version at the time of the cut, if the stage was retired at that time or is retired now.
+    """Return a stage's version at the time of the cut, if the stage was retired by then or is retired now.
 
     Otherwise, or if the stage had no version at that time, returns None. `head` is the stage's newest version.
     """

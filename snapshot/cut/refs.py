@@ -1,8 +1,8 @@
 """Parse refs, by which people name moments of an app, and suggest refs for text that resembles a ref but is not one.
 
-This module only parses; `resolve` looks refs up. People write `app@5m`, `app@yesterday`, `app@latest` or `app@5`, which
-are not refs. Parsing never guesses: the error lists the refs that the user may mean, most likely first. Such texts are
-not allowed as names of snapshots and other objects.
+This module only parses; `resolve` looks refs up. Users often write `app@5m`, `app@yesterday`, `app@latest` or `app@5`,
+which are not refs. Parsing never guesses: the error lists the refs that the user may mean, most likely first. Such
+texts are not allowed as names of snapshots and other objects.
 """
 
 import re
@@ -33,7 +33,7 @@ _EPOCHS = {10: 1_000, 13: 1}
 def suggest_refs(text: str, now_ms: int) -> tuple[RefSuggestion, ...]:
     """Return the refs that a user may mean by `text`, the part after `@`: pairs of a corrected text and its meaning.
 
-    Empty if `text` does not look like a moment. The text of a version, such as `v5`, needs a stage in the ref:
+    Empty if `text` does not look like a moment. A version, such as `v5`, is valid only in a ref with a stage:
     `APP/STAGE@v5`. Days and times of day are in this machine's time zone.
     """
     return tuple(dict.fromkeys(_forms(text.strip().lower(), now_ms)))
@@ -137,7 +137,7 @@ class NamedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class AtVersion:
-    """Version of a stage, with the versions that the other stages had when it was committed."""
+    """Version of a stage, with the versions of the other stages at the time of its commit."""
 
     version: int
 
@@ -147,7 +147,7 @@ RefMoment = Latest | CommitsBack | AtTime | NamedSnapshot | AtVersion
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Parsed ref: a moment of `app`. `stage` is empty unless the ref names a stage; `text` is the unparsed ref."""
+    """Parsed ref: a moment of `app`. An empty `stage` means a ref of the whole app; `text` is the unparsed ref."""
 
     text: str
     app: str

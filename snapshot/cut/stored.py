@@ -119,7 +119,7 @@ class Captured(Struct, frozen=True):
 
 
 SnapshotKind = Literal["markers", "instant", "clone"]
-"""Origin of a snapshot: taken with markers, pinned after the fact, or pinned for a clone."""
+"""Origin of a snapshot: taken with markers, pinned later (instant), or pinned for a clone."""
 
 
 class Snapshot(Struct, frozen=True):
@@ -139,7 +139,7 @@ class Snapshot(Struct, frozen=True):
     """Store root of the clone for which the snapshot was pinned; empty if both apps have the same root."""
     channels: tuple[Captured, ...] = ()
     edited_ms: limits.TimeMs = 0
-    """Time of the last erasure that changed rows or in-flight records of the snapshot; 0 for none. Not stored."""
+    """Time of the last erasure that changed the snapshot's rows or in-flight records; 0 for none. Not stored."""
 
     @property
     def object_keys(self) -> frozenset[str]:
@@ -190,7 +190,7 @@ SNAPSHOTS = JsonFolder(Snapshot, keys.snapshots, lambda snapshot: snapshot.name,
 
 
 class _PackedSnapshot(Struct, frozen=True, array_like=True):
-    """Stored snapshot with the size and time of its object. A later replacement has a different size or time."""
+    """Snapshot in a pack, with the size and time of its object. A later replacement has a different size or time."""
 
     bytes: limits.Bytes
     modified_ms: limits.TimeMs
@@ -205,7 +205,7 @@ class SnapshotPack(Struct, frozen=True):
 
 
 _MIN_PACKED = 16
-"""Number of snapshots at which a pack is read, and number of new snapshots at which it is written."""
+"""Number of stored snapshots from which on a pack is read, and number of new snapshots after which one is written."""
 _SETTLED_MS = 10_000
 """Minimum age at which a snapshot is packed, by storage's clock.
 

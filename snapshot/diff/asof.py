@@ -1,10 +1,10 @@
 """Rows of a table as they were known at the time of each of many labels: an as-of join with the table's history.
 
-A label's time chooses a version. From the first to the last chosen version, each SST that a version added is read once,
-only for the labels' keys. A label gets the newest row that its key had at the label's version. The versions are
-processed in runs. Within a run, a row is only ever replaced by a newer row; a rewind, a migration or a gap of collected
-versions begins a new run. A run starts with a look-up of the keys at its first version. So the cost grows with the
-number of labels plus the number of written rows, not with labels times versions.
+Each label's time selects a version, and the label gets its key's newest row at that version. Between the first and the
+last selected version, each added SST is read once, and only for the labels' keys. The versions are processed in runs.
+Within a run, a newer row always replaces an older row; a rewind, a migration or a gap of collected versions begins a
+new run. A run starts with a look-up of the keys at its first version. So the cost grows with the number of labels plus
+the number of written rows, not with labels times versions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,8 +56,8 @@ class LabelledRows:
     rows: pa.Table
     """Table of the labels' columns and three kinds of added columns.
 
-    `asof_version` is the version that was read (0: before the first version, null: not known). `asof_present` is true
-    if the key had a row. The value columns of the table follow, null without a row.
+    `asof_version` is the version that was read: 0 before the first version, null if unknown. `asof_present` is true if
+    the key had a row. The value columns of the table follow, null without a row.
     """
     present: int
     absent: int
@@ -88,8 +88,8 @@ def read_as_of(
         time: Label column with the time: a timestamp (UTC without a zone), or a date (its start in UTC).
         key: Name of the label column, by key column. A missing entry means an equal name.
         by: `commit` takes the newest version that was committed at the time or before. `watermark` takes the newest
-            version whose watermark was not past the time; its rows may include events that are later than the
-            watermark by up to the watermark's delay.
+            version whose watermark is at or before the time. Its rows may include events up to the watermark's delay
+            after the watermark.
 
     Raises `NotFound` (no such table, or a version was collected meanwhile) and `Usage` (a column is missing, or its
     type does not fit; a stage without a watermark).
@@ -170,8 +170,6 @@ class _Labels:
 
 @dataclass(slots=True)
 class _Joined:
-    """Result of the join. Arrays have one element per label."""
-
     labels: _Labels
     versions: Int64s
     known: npt.NDArray[np.bool_]
@@ -186,7 +184,7 @@ class _Joined:
         return cls(labels, np.zeros(count, np.int64), labels.timed.copy(), np.full(count, -1, np.int64))
 
     def keep(self, labels: Int64s, rows: pa.Table, positions: Int64s) -> None:
-        """Assign a row of `rows` to each of these labels; `positions` has the row number for each label."""
+        """Assign a row of `rows` to each of these labels. `positions` has the index of the row for each label."""
         used, numbers = np.unique(positions, return_inverse=True)
         self.rows[labels] = self.num_kept + numbers
         self.kept.append(rows.take(pa.array(used)))
@@ -283,7 +281,7 @@ class _Run:
     """Run of versions: the rows that it wrote after its first version, of the labels' keys."""
 
     start: int
-    """Number of the first step; `stop` is the number after the last step."""
+    """Index of the first step; `stop` is the index after the last step."""
     stop: int
     steps: list[Int64s] = field(default_factory=list)
     """Step number of each row, by part."""
@@ -301,8 +299,8 @@ class _Run:
 def _split_runs(side: TableSide, steps: Sequence[_Step], hashes: Int64s, wanted: Sequence[int]) -> Iterator[_Run]:
     """Yield runs that together have all `wanted` steps, ascending. Reads the rows of the keys with these `hashes`.
 
-    A run begins and ends with a wanted step. If its rows need too much memory, the run ends earlier, and the next run
-    begins there.
+    A run begins and ends with a wanted step. A run whose rows need too much memory ends earlier, and the next run
+    begins at that step.
     """
     begins = np.flatnonzero([step.begins_run for step in steps])
     first_of = begins[np.searchsorted(begins, wanted, side="right") - 1]

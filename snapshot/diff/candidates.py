@@ -1,9 +1,9 @@
-"""Search for the keys whose rows may differ between two versions, without reading the rows that both versions share.
+"""Search for the keys whose rows may differ between two versions. Rows that both versions share are not read.
 
 A version shows the newest row of a key. If this row lies in an SST of both versions, and neither version has a newer
 row of the key in another SST, both versions show the same row. So candidate keys come from SSTs that only one version
-has. Of the rows in these SSTs, only rows that were written after the fork count, by their `_seq`: compaction rewrites
-older rows and preserves their `_seq`.
+has. Of these rows, only rows written after the fork count, according to their `_seq`, because compaction rewrites older
+rows with an unchanged `_seq`.
 
 Two cases remain. A row may have expired by the clock of only one version. And a row may have been removed without a
 trace: a merge that includes the oldest run drops all rows of a key if the newest row is a tombstone or has expired.
@@ -74,10 +74,10 @@ class StageVersions:
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
-    """Common ancestor of two versions, and the versions between the ancestor and each of the two."""
+    """Common ancestor of two versions, and the versions from the ancestor to each of the two."""
 
     fork_seq: int = 0
-    """Largest `_seq` at the fork; 0 if the versions have nothing in common.
+    """Largest `_seq` at the fork; 0 without a common ancestor.
 
     Rows with this `_seq` or a smaller one are equal in both versions. Rows with a larger `_seq` were written after the
     fork, in one of the branches.
@@ -126,7 +126,7 @@ def find_ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore
 
 
 def _effective_ranges(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
-    """Yield the ranges of `_lineage_ranges` without the versions that were undone by rewinds.
+    """Yield the ranges of `_lineage_ranges`, without versions that rewinds undid.
 
     A clone continues the version numbers of its source, so numbers that were undone in the clone are also left out in
     the source.
@@ -254,7 +254,7 @@ def _look_up_changes(
 def _removed_keys(
     sides: tuple[TableSide, TableSide], own: Sequence[Sequence[Sst]], shared: Ancestry
 ) -> Iterator[pa.Table]:
-    """Yield keys that one side may have removed without a trace in its SSTs, while the other side still has them.
+    """Yield keys whose row one side may have removed without a trace in its SSTs, while the other side still has it.
 
     Reads the versions since the fork. If some of these versions were collected, or if it is cheaper, compares the rows
     from before the fork instead. `own` has two elements: for each side, the SSTs that the other side lacks.
@@ -288,7 +288,7 @@ def _removed_keys(
 
 
 def _deleted_keys(side: TableSide, branch: Sequence[StageVersions], seq: int) -> list[pa.Table] | None:
-    """Return keys that the versions of a branch deleted or let expire, from SSTs that the side no longer has.
+    """Return keys that versions of a branch deleted or let expire, from SSTs that the side no longer has.
 
     Returns None if a version of the branch was collected.
     """
@@ -318,8 +318,8 @@ def changed_keys(
 
     `after` is the committed version, and `before` is the previous version, None for the first. If the predicate's
     result `rows` has all key columns, returns the keys in `rows`, in their order. Otherwise returns all keys whose row
-    was changed by the commit or expired with it. `shared` is the ancestry of the two versions, if the caller has read
-    it.
+    the commit changed, or whose row expired with the commit. `shared` is the ancestry of the two versions, if already
+    known.
     """
     table = after.table
     if table is None:

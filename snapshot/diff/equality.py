@@ -1,8 +1,8 @@
 """Equality of rows from two programs, with a tolerance for floats; for `check`, `trial`, `diff` and `promote`.
 
 Floats are compared with a tolerance, since a sum of floats depends on the order of its terms. Two floats are equal if
-they differ by less than 2^-42 (32-bit floats: 2^-18) of a reference. The reference is the largest number in their
-column, or a larger number if one is known to have been used in their computation. All other types are compared exactly,
+they differ by less than 2^-42 (32-bit floats: 2^-18) times a reference. The reference is the largest number in the
+column, or a larger number that is known to have been used to compute the column. All other types are compared exactly,
 as DuckDB compares them. NaN equals NaN, null equals null, and -0.0 equals 0.0.
 """
 
@@ -84,7 +84,8 @@ def flag_unmatched_rows(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) 
     """Flag the rows of each table that have no equal row in the other table, regardless of order.
 
     Rows are equal within the tolerance. Both tables have the same columns. The tolerance depends on the largest number
-    of the column, or on `largest` if it is larger: the largest number that may have been used to compute the floats.
+    of the column, or on `largest` if larger. `largest` is the largest number that may have been used to compute the
+    floats.
     """
     both = pa.concat_tables([ours, theirs])
     count = ours.num_rows
@@ -193,7 +194,8 @@ def sort_list_elements(table: pa.Table) -> pa.Table:
 def _grid_digests(rows: pa.Table, largest: float) -> Iterator[npt.NDArray[np.uint64]]:
     """Yield row digests with floats rounded to a grid; if there are floats, also digests for a shifted grid.
 
-    The second grid is shifted by half a step: one of the grids may round two near floats apart, but never both.
+    The second grid is shifted by half a step. At most one of the grids rounds two nearly equal floats to different
+    values.
     """
     yield _digests(rows, largest, 0.5)
     if any(has_floats(kind) for kind in rows.schema.types):

@@ -37,7 +37,6 @@ class KeyChanges:
 
     keys: pa.Table
     before: pa.Table
-    """Visible values at the first moment; nulls for keys without a row."""
     after: pa.Table
     had_row: npt.NDArray[np.bool_]
     has_row: npt.NDArray[np.bool_]
@@ -85,8 +84,6 @@ class KeyChanges:
 
     @classmethod
     def concat(cls, parts: Sequence["KeyChanges"]) -> "KeyChanges":
-        """Return the keys of all parts. There must be at least one part, and all parts must have the same columns."""
-
         def flags(of_parts: Iterable[Mapping[str, Flags]]) -> dict[str, Flags]:
             every = [*of_parts]
             names = dict.fromkeys(name for some in every for name in some)
@@ -162,9 +159,9 @@ class KeyChanges:
 
 
 def _distinct_values(before: pa.Table, after: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return, for each column of `before`, one flag per row: True if the values differ. NaN and null equal themselves.
+    """Return one flag per row for each column of `before`: True if the values differ. NaN equals NaN, null equals null.
 
-    Opening DuckDB takes tens of milliseconds, so Arrow compares what it can.
+    Arrow compares all types that it supports, because opening DuckDB takes tens of milliseconds.
     """
     flags, others = dict[str, npt.NDArray[np.bool_]](), list[str]()
     for name in before.column_names:

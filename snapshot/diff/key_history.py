@@ -107,7 +107,7 @@ class RowChange:
 
     @property
     def gap(self) -> bool:
-        """True if the versions directly before this version were collected; any of these may have made the change."""
+        """True if versions directly before this version were collected: the change may be theirs."""
         return 0 < self.after_version < self.version - 1
 
     @property
@@ -249,7 +249,7 @@ def _stored_row(versions: VersionList, stored: KeyReader, index: int, seq: int |
 
 
 def _first_with_columns(versions: VersionList, first: int, last: int) -> int:
-    """Return the first index, at least `first`, at which the table already has the columns that it has at `last`.
+    """Return the first index, from `first` on, at which the table already has its columns at index `last`.
 
     Only a migration or a rewind can change a row that stays stored.
     """

@@ -61,7 +61,7 @@ class TableDiff:
     The rows of a large or unchanged table are not read just to count them.
     """
     unlike: tuple[str, ...]
-    """Sentences on columns that the two moments declare differently."""
+    """Sentences on columns whose declarations differ between the two moments."""
     near: Mapping[str, int] = field(default_factory=dict)
     """Number of rows that count as equal only because of the tolerance of `equality`, by float column.
 
@@ -182,12 +182,12 @@ def _renamed_tables(first: Cut, second: Cut) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _SharedHistory:
-    """Common history of two sides of a table. It decides which rows and columns can be compared."""
+    """Common history of two sides of a table, which decides which rows and columns are comparable."""
 
     shared: Ancestry
     is_one_app: bool
     common_ids: int
-    """Lower bound of the column ids that may denote different columns on the two sides; 0 if all ids may."""
+    """Lower bound of the column ids that may denote different columns on the two sides; 0 without common ids."""
 
     @classmethod
     def of_sides(cls, before: TableSide, after: TableSide) -> "_SharedHistory":
@@ -199,7 +199,7 @@ class _SharedHistory:
         return cls(shared, is_one_app, max(next_ids) if is_one_app else shared.next_id)
 
     def independently_added_columns(self, tables: Iterable[Table]) -> set[str]:
-        """Return columns that both sides added independently: their values differ even for rows in shared SSTs."""
+        """Return columns that both sides added independently, so that values differ even for rows in shared SSTs."""
         if not self.shared.fork_seq:
             return set()
         new_names = (
@@ -280,7 +280,7 @@ def _count_rows(side: TableSide, *, is_changed: bool) -> tuple[int, bool]:
 def _declaration_differences(
     had: Mapping[int | str, Column], has: Mapping[int | str, Column], *, is_migrated: bool, by_id: bool
 ) -> Iterator[str]:
-    """Yield sentences on columns that the two sides declare differently.
+    """Yield sentences on columns whose declarations differ between the two sides.
 
     With `by_id`, columns are matched by their ids, so a renamed column is recognised; columns without a common id are
     matched by name.

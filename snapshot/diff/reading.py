@@ -1,7 +1,7 @@
-"""Search for the versions of a stage that read a record, or that read the rows that a version of a sender sent.
+"""Search for the versions of a stage that read a record, or that read the rows of a sender's version.
 
-The offsets that a stage has read increase from version to version, except at a reset or a rewind. Between two of these,
-a version is found by a binary search over manifests.
+A stage's offsets increase from version to version, except at a reset or a rewind. Between two such versions, a binary
+search over manifests finds a version.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .key_history import VersionList
 
 @dataclass(frozen=True, slots=True)
 class VersionLine:
-    """Stored versions of a stage on which a head is based, or another selection of its versions; ascending."""
+    """Selected versions of a stage, ascending: usually the stored versions on which a head is based."""
 
     versions: VersionList
     spans: tuple[range, ...]
@@ -54,9 +54,9 @@ class VersionLine:
         raise IndexError(position)
 
     def has_gap_before(self, position: int) -> bool:
-        """Return True if versions right before this one were collected.
+        """Return True if versions right before the version at this position were collected.
 
-        A change that appears at this version may then be one of theirs.
+        A change that appears at this version may then belong to a collected version.
         """
         return self.versions.has_gap_before(self.index(position))
 
@@ -152,10 +152,10 @@ def has_lost(manifest: Manifest, channel: str, sent: int) -> bool:
 
 
 def version_that_consumed(store: ObjectStore, head: Manifest, channel: str, sent: int) -> int | None:
-    """Return the version up to `head` that read the rows of a channel that the sender's version `sent` sent.
+    """Return the version, up to `head`, that read a channel's rows of the sender's version `sent`.
 
-    None if no version has read the rows, or if they were lost. Raises `NotFound` if a version that may have read them
-    was collected.
+    None if no version has read the rows, or if Kafka lost the rows. Raises `NotFound` if a version that may have read
+    the rows was collected.
     """
     line = VersionLine.up_to(store, head)
     if (position := position_consuming(line, channel, sent)) is None:
@@ -166,7 +166,7 @@ def version_that_consumed(store: ObjectStore, head: Manifest, channel: str, sent
 
 
 def undone_lines(versions: VersionList, head: Manifest) -> tuple[VersionLine, ...]:
-    """Return the versions that rewinds undid. Each run begins with the version to which the stage was rewound."""
+    """Return the versions that rewinds undid, by rewind. Each line begins with the target version of the rewind."""
     lines = []
     for before, after in pairwise(head.base_versions()):
         undone = range(before.stop, after.start)

@@ -1,4 +1,4 @@
-"""Read stored rows of a table at a moment: rows that certain versions wrote, or rows of one key.
+"""Stored rows of a table at a moment: rows that certain versions wrote, or rows of one key.
 
 An SST never changes, so a key is looked up only once in an SST, even if many versions name the SST. An SST whose hash
 range excludes the key costs no request. An SST whose filter excludes the key costs the requests for its footer, page

@@ -1,6 +1,6 @@
 """Garbage collection of one app: deletes expired versions, SSTs that only these versions name, and orphaned SSTs.
 
-The order of steps makes it safe while the app and any command run, and safe to be killed at any point:
+The order of steps makes a collection safe beside a running app and any command, and safe to kill at any point:
 
 1. Take an `inventory` and compute what is reachable. All versions to keep are read, from pages
    (`store.versions.pages`) or manifests. If a manifest is missing, or is unreadable and in no page, nothing is deleted.
@@ -63,7 +63,7 @@ class StageCollected:
     waiting_ssts: int
     rules: dict[str, int]
     held_up_by: tuple[str, ...] = ()
-    """Readers that have not committed for an hour, and for which versions are kept that they have not read."""
+    """Readers without a commit for an hour. Versions that these readers have not read are kept for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _read_names(
     *,
     store_pages: bool = False,
 ) -> None:
-    """Add to `names` the SSTs and leaves of the plan's versions, except versions that `previous` also has."""
+    """Add the SSTs and leaves of the plan's versions to `names`, except for versions that `previous` also has."""
     for stage in plan.gapless_starts:
         done = set(previous.versions(stage)) if previous is not None else set()
         versions = tuple(version for version in plan.versions(stage) if version not in done)

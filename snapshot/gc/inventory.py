@@ -4,11 +4,11 @@ The order matters, because the app may be running. SSTs are listed before manife
 counts as named. Heads are read before snapshots, since a stage remembers the version that it recorded until the
 snapshot is written.
 
-If an SST is in no manifest yet, the next batch of its stage names it, or no version ever will: batches are sequential,
-finished merges become part of the next batch, and a claim fences the former writer. So an SST is an orphan if its stage
-has committed a batch or a claim at least the margin (`collect.MARGIN_MS`) after the SST was written, by storage's
-clock. If a stage has not committed since, its SSTs are kept, regardless of their age. Versions of kind "compaction" do
-not count, as they may be committed during a batch. A retired stage names no new SSTs.
+An SST in no manifest is either named by the next batch of its stage, or never: batches are sequential, finished merges
+become part of the next batch, and a claim fences the former writer. So an SST is an orphan if its stage committed a
+batch or a claim later than the SST was written, by at least `collect.MARGIN_MS` of storage's clock. SSTs of a stage
+without such a commit are kept, regardless of their age. Versions of kind "compaction" do not count, as they may be
+committed during a batch. A retired stage names no new SSTs.
 """
 
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""Objects that kept versions name, read from stored pages, and from new pages of versions that no stored page has.
+"""Objects that kept versions name, read from stored pages, and from new pages of versions without a stored page.
 
 A collection stores the new pages, except in a dry run, so that the next collection reads few manifests.
 """
@@ -29,7 +29,7 @@ _MIN_UNPAGED = 16
 def named_objects(
     inventory: Inventory, stage: str, versions: Sequence[int], *, store_pages: bool = False
 ) -> Iterator[tuple[str, range]]:
-    """Yield each SST or leaf by its key under the app's root, with a range of positions in `versions` that name it.
+    """Yield each SST or leaf by key under the app's root, with a range of positions in `versions` that name it.
 
     `versions` are ascending. The same object may be yielded several times. With `store_pages`, new pages are stored.
 
@@ -68,7 +68,6 @@ def _pages_of(inventory: Inventory, stage: str, versions: Sequence[int], store_p
 
 
 def _target_of(version: int, newest: int) -> range:
-    """Return the largest block of versions that contains `version` and is complete; else the smallest block."""
     blocks = (block_of(version, size) for size in reversed(PAGE_SIZES))
     return next((block for block in blocks if block.stop <= newest + 1), block_of(version, PAGE_SIZES[0]))
 

@@ -1,9 +1,10 @@
 """Retention rules, and the versions that must be kept because of them, each with the reasons.
 
 Pure functions of the state of the app (stages, snapshots, earlier collections) and of a function that reads a version.
-As in restic and borg, each rule keeps some versions, and versions that no rule keeps are deleted. For example, all
-versions are kept for a while, then one moment per hour, then one per day. If a user asks a thinned history for a time,
-the answer is the state at the start of that hour (or day), or a later state. For every stage `find_reachable` keeps
+As in restic and borg, each rule keeps some versions, and versions that no rule keeps are deleted. For example, one rule
+keeps all recent versions, one rule keeps one moment per hour, and one rule keeps one per day. In a thinned history, a
+query for a time returns the state at the start of that hour (or day), or a later state. For every stage
+`find_reachable` keeps
 
 - a gapless history up to the head. It starts with the oldest version that at least one of these rules keeps: the
   retention rule; younger than an hour; not yet read by a downstream stage; not yet published; recorded for an open
@@ -11,10 +12,12 @@ the answer is the state at the start of that hour (or day), or a later state. Fo
 - before that, single versions: those of snapshots (including the pin of a clone) and of moments that a thinned history
   keeps.
 
-A retired stage has such a history as well. Versions of its senders are not kept for it, as it will never read them.
+A retired stage has such a history as well. Unread versions of its senders are not kept, because a retired stage reads
+no more versions.
 
-A kept cut includes the versions that its channels need for in-flight records, clones and lineage: the sender's versions
-between the consumed and the sent ones, and for each channel upstream of these, the version up to which it was read.
+A kept cut includes all versions that its channels need for in-flight records, clones and lineage: the sender's versions
+from the consumed version to the sent version, and, for each channel upstream of these, the version up to which the
+channel was read.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +38,7 @@ from ..cut.stored import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Retention rules of an app. A rule of None is not set; without any rule, everything is kept.
+    """Retention rules of an app. None means that a rule is not set. Without any rule, all versions are kept.
 
     Raises `Usage` (a rule is not a whole number, is negative, or keeps no version).
     """
@@ -48,7 +51,7 @@ class Retention:
     input_ms: int | None = None
     """Milliseconds for which records stay in the archive after the app read them; None for no archive."""
     input_topics: Mapping[str, int] = field(default_factory=dict)
-    """Milliseconds for single Kafka topics, like `input_ms`, which applies to all other topics."""
+    """Retention in the archive, in milliseconds, by Kafka topic. `input_ms` applies to all other topics."""
 
     def __post_init__(self) -> None:
         for topic, value in self.input_topics.items():
@@ -73,7 +76,8 @@ class Retention:
         """Return the times whose state the hourly and daily rules keep, up to `until_ms`, as (time in ms, rule).
 
         Oldest first. Each time is the last millisecond of an hour or day. The first time of a rule is right before the
-        hour or day in which its window begins, because the first moments of the window show the state of that time.
+        hour or day in which the rule's window begins: queries for the first moments of the window return the state at
+        that time.
         """
         ends: dict[int, str] = {}
         for rule, window_ms, period_ms in (("daily", self.daily_ms, DAY_MS), ("hourly", self.hourly_ms, HOUR_MS)):
@@ -186,7 +190,7 @@ class Reachable:
         return counts
 
     def held_up_by(self, stage: str, silent_ms: int) -> tuple[str, ...]:
-        """Return the readers that keep versions of a stage from deletion and have not committed for `silent_ms`."""
+        """Return the readers whose unread versions of a stage are kept, and that have not committed for `silent_ms`."""
         stages = self.state.stages
         otherwise_kept = min(version for version, reason in self.gapless_starts[stage] if reason.rule != "unread")
         names = {
@@ -237,7 +241,7 @@ def find_reachable(state: AppState, retention: Retention, read: VersionReader) -
 
 
 def _find_whole_histories(plan: Reachable, retention: Retention, read: VersionReader) -> None:
-    """Add the start of each stage's gapless history to the plan, with the reason.
+    """Add the start of each stage's gapless history to the plan, with the reasons.
 
     Receivers are processed before their senders, since versions of a sender are kept until the receiver has read them.
     """

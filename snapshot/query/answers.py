@@ -3,8 +3,9 @@
 Channels of a cut are tables of its in-flight records. Each table has the channel's columns, the records' location
 (`snapshot.cut.stored.ADDRESS_COLUMNS`) and `_receiver`. A record that two readers have not read yet occurs twice.
 
-`input('orders')` is a view of the records that the app had read from a topic, if its archive has them. DuckDB reads the
-archive's objects directly, and only the columns and row groups (by partition, offset and time) that it needs.
+`input('orders')` is a view of the records that the app had read from a topic, as far as the app's archive has them.
+DuckDB reads the archive's objects directly, and only the columns and row groups (by partition, offset and time) that it
+needs.
 """
 
 import importlib.util
@@ -291,7 +292,7 @@ def run_statement(
 
 
 def tables_with_converted_values(cuts: Iterable[Cut], sql: str) -> list[str]:
-    """Return the tables of a statement that have values which SQL shows in a converted form (`make_sql_safe`)."""
+    """Return the statement's tables with values that SQL shows in a converted form (`make_sql_safe`)."""
     tables = (table for cut in cuts for table in cut.tables.items())
     affected = {name for name, manifest in tables if any(sst.unshowable for sst in manifest.ssts)}
     return sorted(name for name in affected if name.casefold() in sql.casefold())

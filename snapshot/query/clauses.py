@@ -4,8 +4,8 @@
     SELECT _committed_at, sum(flights) FROM versions('carriers', '-1h') GROUP BY ALL
     SELECT decode(value) FROM input('flights') WHERE "offset" = 17
 
-DuckDB itself rejects these clauses, so no valid statement changes its meaning. Each clause is replaced by the name of a
-view before DuckDB parses the statement. `MomentResolver` resolves clauses to cuts, each moment once.
+DuckDB itself rejects these clauses, so every valid DuckDB statement keeps its meaning. Each clause is replaced by the
+name of a view before DuckDB parses the statement. `MomentResolver` resolves clauses to cuts, each moment once.
 
 The lexer also splits a text into statements; the last statement may be unfinished. DuckDB's tokenizer cannot do this:
 it needs complete statements and reports positions in bytes. This lexer only recognises tokens that can hide a keyword
@@ -91,7 +91,7 @@ def tokenize(text: str) -> tuple[SqlToken, ...]:
 def strip_comments(sql: str) -> str:
     """Return one statement or condition without surrounding comments and without a final `;`.
 
-    The result can be nested in a statement: a comment at its end would hide the text that follows.
+    The result can be nested in a statement, where a final comment would hide the text that follows.
     """
     tokens = tokenize(sql)
     end = len(tokens)
@@ -146,7 +146,7 @@ class VersionsClause:
 
 @dataclass(frozen=True, slots=True)
 class InputClause:
-    """Clause for the records of a topic that the app had read, if its input archive has them."""
+    """Clause for the records of a topic that the app had read, as far as the app's input archive has them."""
 
     topic: str
     """Name of the topic in Kafka, or of the stage's input that reads it."""
@@ -346,7 +346,7 @@ def complete_ref(store: ObjectStore, app: str, text: str, *, now_ms: int, stage:
 def _version_manifests(
     store: ObjectStore, clause: VersionsClause, stage: str, since: Cut, until: Cut
 ) -> tuple[Manifest, ...]:
-    """Return the version at the clause's first moment, and each later version whose rows may differ from before.
+    """Return the version at the clause's first moment, and each later version whose rows may have changed.
 
     If the clause has a step, returns only the last version of each step.
     """

@@ -2,8 +2,7 @@
 
 A look-up reads the few pages that can hold the row, without a download, a scan or a cache. The first rows are those
 with the lowest hashes, in the order of SSTs, so the cost depends on the number of rows and not on the size of the
-table. Hashes are evenly distributed, so the range of hashes to read is chosen by the number of rows that it should
-hold.
+table. Hashes are evenly distributed, so the number of wanted rows determines the range of hashes to read.
 """
 
 import json
@@ -312,7 +311,7 @@ def first_rows(
 
 
 def _hash_ranges(cut: Cut, table: str, limit: int, start: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield the ranges of hashes to read next, one after the other, each with its state partition.
+    """Yield the ranges of hashes to read, in order, each with its state partition.
 
     The first range of a partition should hold `_EXTRA_ROWS_FACTOR` times `limit` rows. Each further range should hold
     twice as many rows as the previous range.

@@ -3,8 +3,8 @@
 `$.user.id` is a field of a record's value, and `who` is short for `$.who`. `key`, `key.id` and `headers.NAME` are
 fields of the record's key and headers; `value` is the whole value. For rows between stages, the first name is a column.
 Arrays are transparent: `$.users.id` is the id of every element, and so are `$.users[*].id` and `$.users[0].id`. A text
-that contains JSON is parsed if the field has steps inside the text. `*` is any property, `~` the names of all
-properties. Names with other characters are in brackets: `$['user.id']`.
+that contains JSON is parsed if the field's path continues into the text. `*` stands for any property, `~` for the names
+of all properties. Names with other characters are in brackets: `$['user.id']`.
 """
 
 import json
@@ -22,7 +22,7 @@ from ...errors import Usage
 from ...store.sst.hashing import one_array
 
 RECORD_COLUMNS = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType")
-"""First names of a field that stand for a part of a topic's record. All other names stand for fields of the value."""
+"""First names of a field that denote a part of a topic's record. Any other first name denotes a field of the value."""
 ANY_PROPERTY, PROPERTY_NAMES = "*", "~"
 _STEP = re.compile(r"\.?([^.\[\]'$]+)|\['((?:[^'\\]|\\.)*)'\]|\[(?:\*|\d+)\]")
 _PLAIN = re.compile(r"[^.\[\]'$\\]+")

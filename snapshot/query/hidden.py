@@ -1,8 +1,8 @@
 """Pseudonyms in place of values, for SQL of users who may not see values.
 
 Each column of a view becomes a column of UUIDs, computed from the values and a secret before the statement sees them.
-Equal values have equal pseudonyms. Whatever the statement does, it learns nothing else about a value. DuckDB compares
-UUIDs only with UUIDs, and has no arithmetic and no function on a UUID that reveals the value.
+Equal values have equal pseudonyms. A statement can learn only whether values are equal. DuckDB compares UUIDs only with
+UUIDs, and has no arithmetic and no function on UUIDs that reveals the value.
 """
 
 import re

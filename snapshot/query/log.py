@@ -1,4 +1,4 @@
-"""Log of an app: versions of all stages in one order, with a flag for each version that can be replayed."""
+"""Log of an app: versions of all stages in one order, each with a flag that tells if it can be replayed."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,10 @@ RemainingOf = Callable[[Input], Remaining]
 
 
 class Unreplayable(NamedTuple):
-    """Newest version of a stage whose input is gone, so that neither this version nor older ones can be replayed."""
+    """Newest version of a stage that cannot be replayed because its input is gone.
+
+    Older versions cannot be replayed either.
+    """
 
     version: int
     replaced: tuple[str, ...]

@@ -1,8 +1,8 @@
 """Rows to write into a table, from any source that DuckDB reads: a file, several files, or a query.
 
-A value is converted if the target type represents exactly this value in a different size or layout: an integer as a
-wider type, or as a narrower type that can hold it; a decimal as a double. A number is not converted to text. A time
-without a zone is not converted to a time with a zone, since the meaning is unclear. The user can cast in SQL.
+A value is converted if the target type can hold it in a different size or layout: an integer as a wider or narrower
+integer, a decimal as a double. A number is not converted to text. A time without a zone is not converted to a time with
+a zone, since the meaning is unclear. The user can cast in SQL.
 """
 
 import re

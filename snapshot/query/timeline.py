@@ -1,9 +1,9 @@
 """Time line of an app: a limited number of its commits as points, and annotations for notable events.
 
-For each stage every 2^n-th version is shown, so that the same versions are shown as the history grows, and can be
-cached. Versions are read from pages if a page has them. A deploy or a migration is noticed as a difference between two
-points, and then located by binary search. Operations come from the audit log, and snapshots from a listing. So the cost
-depends on the number of points, or of pages, and not on the length of the history.
+For each stage, every 2^n-th version is shown. So the selection stays stable while the history grows, and can be cached.
+Versions are read from pages if a page has them. A deploy or a migration is noticed as a difference between two points,
+and then located by binary search. Operations come from the audit log, and snapshots from a listing. So the cost depends
+on the number of points, or of pages, and not on the length of the history.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,12 +35,12 @@ T = TypeVar("T", bound=Struct)
 AnnotationKind = Literal["snapshot", "deploy", "migration", "operation"]
 _MAX_CONCURRENT_READS = 16
 _POINTS_PER_PAGE = 4
-"""Smallest number of points for which a page is read, because a page has more bytes than a few manifests."""
+"""Smallest number of points for which a page is read: a page has more bytes than a few manifests."""
 _MAX_ANNOTATIONS = 100
 _MAX_SEARCHES = 60
 _MAX_CACHED_POINTS, _MAX_CACHED_OBJECTS = 100_000, 2_000
 _MERGE_WINDOW_MS = 10_000
-"""Maximum time between commits of several stages that become one annotation because their reasons are equal."""
+"""Commits of several stages with equal reasons become one annotation if they are at most this far apart, in ms."""
 _UNANNOTATED_VERBS = ("snapshot", "token", "export", "protect", "watch", "archive")
 
 

@@ -1,7 +1,7 @@
 """Cost of an app: requests and bytes per hour, stored bytes, and the monthly price in S3.
 
-Each manifest has running totals. So the usage over a period is the difference of two manifests, which are found by a
-binary search over version numbers.
+Each manifest has running totals. So the usage over a period is the difference of two manifests. A binary search over
+version numbers finds the manifests.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class StageCost:
     stage: str
     versions: int
     counted_ms: int
-    """Time that the counted versions cover. If it is 0, no version was committed lately, and all rates are 0."""
+    """Time that the counted versions cover. 0 if no version was committed recently; then all rates are 0."""
     gets: int
     puts: int
     lists: int
@@ -36,7 +36,7 @@ class StageCost:
     bytes_written: int
     table_bytes: int
     sst_bytes: int
-    """Size of all SSTs of the gapless history: the SSTs of its first version, and all SSTs written since."""
+    """Size of all SSTs of the gapless history: the SSTs of the first version, and all SSTs written since then."""
     stored_bytes: int
     """Bytes that S3 bills: SSTs, and all objects written since the first version, including manifests and orphans."""
     requests_cost: float
@@ -99,9 +99,8 @@ def per_hour(usage: Stats) -> Stats | None:
 def recent_usage(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:
     """Return the number of counted versions, and their usage: the newest `versions` versions of a stage.
 
-    If the stage has fewer versions, or the version before the counted versions was collected, counts all versions of
-    the stage. Makes one request. Raises `Corruption` (the version before the counted versions is unreadable) and
-    `Unavailable`.
+    Counts all versions of the stage if it has fewer, or if the version before the counted versions was collected. Makes
+    one request. Raises `Corruption` (the version before the counted versions is unreadable) and `Unavailable`.
     """
     totals, base_version = head.totals or Stats(), head.version - versions
     base = history.find(store, head.app, head.stage, base_version) if base_version > 0 else None

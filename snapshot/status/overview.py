@@ -51,10 +51,10 @@ class InputLag:
     records: int | None
     """Number of unread rows of a repartition topic; None if the reader did not start at the topic's beginning.
 
-    For a user's topic, equal to `lag`, because only a read shows which offsets have a record.
+    For a user's topic, equals `lag`, because the offsets without a record are unknown before they are read.
     """
     versions: int | None
-    """Number of unread versions of a repartition topic's sender, with empty versions; 0 if no message is unread."""
+    """Number of unread versions of a repartition topic's sender, including empty versions; 0 if all are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,9 @@ class ArchiveStatus:
     behind: int
     """Lag of the archive: number of offsets that the app has already read and the archive does not have yet."""
     gaps: tuple[str, ...]
-    """Ranges of offsets that the archive lacks, each as `[0]@10..20`. Reading such a range raises an error."""
+    """Ranges of offsets that the archive lacks, in the format `[0]@10..20`. Reading such a range raises an error."""
     holds: tuple[str, ...]
-    """Ranges of offsets that the archive has, each as `[0]@10..20`."""
+    """Ranges of offsets that the archive has, in the format `[0]@10..20`."""
 
 
 def archive_status(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
@@ -230,7 +230,7 @@ class StageOverview:
     keys: int | None
     """Upper bound of the keys in the table; None without a table."""
     keys_exact: bool
-    """True if `keys` is exact. If rows expire or runs overlap, it counts a key once per run."""
+    """True if `keys` is exact. If rows expire or runs overlap, a key may be counted once per run."""
     ssts: int
     bytes: int
     inputs: tuple[InputLag, ...]
@@ -264,10 +264,10 @@ class AppOverview:
     stages: tuple[StageOverview, ...]
     requested: tuple[str, ...]
     names: tuple[str, ...] = ()
-    """Names that the app got by promotions. A name that another app has taken over since is `NAME~1`."""
+    """Names that the app got by promotions, in the form `NAME~1` if another app has the name now."""
     archives: tuple[ArchiveStatus, ...] = ()
     damaged: tuple[str, ...] = ()
-    """One sentence for each part that is missing here because it cannot be read."""
+    """One sentence for each part of the app that is missing here because it cannot be read."""
     replica: Replica | None = None
     complete_ms: int = 0
     """Time up to which a replica is complete; 0 if it never was, and for an app that is no replica."""
@@ -278,7 +278,7 @@ class AppOverview:
 def overview(
     store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool = False, hints: Mapping[str, int] = _NO_HINTS
 ) -> AppOverview:
-    """Return the overview of an app. With `in_detail` also figures of its tables: one more request per table.
+    """Return the overview of an app. With `in_detail`, includes figures of tables, for one more request per table.
 
     `hints` has versions of stages that the caller has seen within the last half hour. With hints, stages with many
     versions take fewer requests. Raises `NotFound` (no such app).
@@ -306,7 +306,7 @@ def _read_overview(
 ) -> _StoredOverview:
     """Read an app's overview.
 
-    Costs a few requests for each stage, and one or two each for runners, sinks, replicas and archives.
+    Costs a few requests for each stage, and one or two for each runner, sink, replica and archive.
     """
     app, damaged = info.name, list[str]()
     folders = apps.list_app_folders(store, app)

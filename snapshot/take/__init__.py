@@ -1,4 +1,4 @@
-"""Take, pin, move and remove snapshots, capture in-flight records, and keep the audit log.
+"""Snapshots: taking, pinning, moving and removing; capture of in-flight records; the audit log.
 
 Kafka is accessed only through small Protocols, and Spark is not used.
 """

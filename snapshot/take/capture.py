@@ -50,8 +50,8 @@ def capture_in_flight(
 def read_captured(store: ObjectStore, captured: Captured, state: InFlight | None = None) -> Iterator[pa.Table]:
     """Yield the records of a captured channel, one object at a time.
 
-    With `state`, yields only the captured records that are also in flight in that channel state, because its receiver
-    may have consumed the remaining ones. Raises `Corruption` if an object is missing or damaged.
+    With `state`, yields only records that are also in flight in that channel state: the receiver may have consumed the
+    others since the capture. Raises `Corruption` if an object is missing or damaged.
     """
     for captured_object in captured.objects:
         rows = read_captured_object(store, captured_object)

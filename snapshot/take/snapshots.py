@@ -1,4 +1,4 @@
-"""Pin, move and remove snapshots. A snapshot is one object, written once, whatever the size of the state.
+"""Pinning, moving and removing of snapshots. A snapshot is one object, written once, for any size of the state.
 
 The removal of a snapshot also deletes in-flight records that no other snapshot shares.
 """
@@ -135,8 +135,8 @@ def _new_snapshot(cut: Cut, name: str, by: str, kind: SnapshotKind = "instant") 
 def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
     """Return a written snapshot if all of its versions exist and will not be collected. Raises `NotFound`.
 
-    Must be called after the snapshot was written. A concurrent removal of `keeper`, or a concurrent collection, then
-    either sees the written snapshot, or is noticed here.
+    Must be called after the snapshot was written. A concurrent removal of `keeper`, or a concurrent collection, either
+    sees the written snapshot, or is detected here.
     """
     if keeper is not None and keeper.channels and find_snapshot(store, keeper.app, keeper.name) != keeper:
         raise NotFound(
@@ -227,10 +227,10 @@ def remove_records(store: ObjectStore, app: str, name: str) -> None:
 
 
 def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_root: str) -> None:
-    """Delete the pins of an app that were made for a clone of this name, and that no clone uses.
+    """Delete an app's pins for a clone of this name that no clone uses.
 
-    Call this only after an app of the clone's name exists, so that no pin can still become a clone. Unused pins are
-    left by interrupted calls, or by calls that lost a race for the name.
+    Call this only after an app of the clone's name exists, so that no pin can still become a clone. Interrupted calls,
+    and calls that lost a race for the name, leave unused pins.
     """
     for snapshot in list_snapshots(store, app):
         if (snapshot.kind, snapshot.clone, snapshot.clone_root) == ("clone", clone, clone_root) and not clone_exists(

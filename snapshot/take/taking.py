@@ -1,4 +1,4 @@
-"""Take a snapshot of a running app: request it, wait for the stages' answers, and write the snapshot.
+"""Snapshots of a running app: request, answers of the stages, and writing of the snapshot.
 
 Until the request is deleted, the newest manifest of each stage states the version that the stage recorded, and the
 channels whose marker the stage awaits. So any process can complete the snapshot after reading the newest manifest of
@@ -40,7 +40,7 @@ from .capture import capture_in_flight, delete_captured
 from .snapshots import name_is_taken, pin_cut
 
 RETRY_WINDOW_MS = 600_000
-"""Time in milliseconds after completion during which an equal request is a retry and returns the same snapshot.
+"""After completion, an equal request within this time (ms) is a retry and returns the same snapshot.
 
 A later request fails, because the name is in use.
 """
@@ -55,9 +55,9 @@ class StageAnswer:
     """Channels whose marker has not arrived; empty until the stage has recorded a version."""
     head_ms: int
     asked: bool = True
-    """True if the request has certainly reached the stage: it reads only users' topics, or a sender has answered.
+    """True if the stage has certainly seen the request: it reads only users' topics, or a sender has answered.
 
-    If such a stage does not answer, it is not running.
+    A stage that has certainly seen the request, and does not answer, is not running.
     """
 
     @property
@@ -215,7 +215,7 @@ def _active_heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
 
 
 def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: SnapshotRequest) -> dict[str, int] | None:
-    """Return the recorded versions if all stages have finished the snapshot by the snapshot protocol; else None."""
+    """Return the recorded versions if every stage has finished the snapshot by the marker protocol; else None."""
     if not heads:
         return None
     network, finished = {}, {}

@@ -1,14 +1,14 @@
 """Exclusion of operations: a rule for each pair of an operation and a condition of its app.
 
 Each condition has a detector function, which searches for an object, a version or a heartbeat, and returns a message. A
-verb calls `check_exclusion` before it changes anything. Some verbs write an object by which other verbs detect them;
-these verbs call the function again after writing the object. So if two verbs start at once, at least the later writer
-detects the other verb. `check_exclusion` raises an error for the conditions under which the operation is refused. Verbs
-implement the other rules themselves.
+verb calls `check_exclusion` before it changes anything. Some verbs write an object by which other verbs detect them.
+These verbs call `check_exclusion` again after writing the object. So if two verbs start concurrently, at least the
+later writer detects the other verb. `check_exclusion` raises an error for the conditions under which the operation is
+refused. Verbs implement the other rules themselves.
 
 The pin of a clone, in the clone's source, names the clone. A clone of a clone pins only its direct source, but its
-first versions name SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name
-no additional SSTs of other apps, so reading the oldest remaining version suffices.
+first versions name SSTs of the first app as well, so the manifests themselves are read. Later versions of a stage name
+no additional SSTs of other apps, so only the oldest remaining version is read.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,9 +96,9 @@ def clone_exists(store: ObjectStore, snapshot: Snapshot) -> bool:
 
 
 def apps_sharing_objects(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the name of each app under a root, except `app`, and the keys of the objects of `app` that it names.
+    """Yield each other app under a root that names objects of `app`, with the keys of these objects.
 
-    The objects are SSTs and leaves. An empty `root` is the store root of `app`.
+    Objects are SSTs and leaves. An empty `root` is the store root of `app`.
     """
     other_store = store.at(root)
     roots = {"", store.url} if other_store is store else {store.url}
@@ -284,10 +284,10 @@ class Intent(Enum):
 
 
 class ExclusionRule(Enum):
-    """Rule for a condition, such as an operation under way, and an operation that is about to start.
+    """Rule for a condition (such as an operation under way) and an operation that is about to start.
 
-    If a command finishes the operation under way before its own work (`FINISHES`), its dry run is refused, because a
-    dry run must not finish anything. All other rules let a dry run proceed.
+    With the rule `FINISHES`, a command finishes the operation under way before its own work. The dry run of such a
+    command is refused, because a dry run must not change anything. All other rules permit a dry run.
     """
 
     BESIDE = "run at the same time as"

@@ -1,7 +1,7 @@
 """Heartbeats of runners, holds that stop runners at certain offsets, and requests to edit rows.
 
 A runner writes one small object every 15 seconds, and deletes it on a clean shutdown. After a crash, the object's age
-shows that the runner is gone. A hold stops runners at certain offsets as long as it is renewed. A runner makes a
+shows that the runner is gone. A hold stops runners at certain offsets while its holder renews it. A runner makes a
 requested edit between two batches, so that no batch uses outdated rows. Without a live runner, the command itself makes
 the edit. An edit is made only once, because the version that makes it names the request's id.
 """
@@ -168,10 +168,10 @@ class EditRequest(Struct, frozen=True):
     """
     error: limits.Text = ""
     outdated: bool = False
-    """True if `error` is that of `check_base`."""
+    """True if `error` is the error of `check_base`."""
     kind: Literal["edit", "repair"] = "edit"
     base: limits.Seq = 0
-    """Version from which the rows were computed: no later one may have written any. 0 for rows of no version."""
+    """Version from which the rows were computed; no later version may have written rows. 0 for none."""
 
     @property
     def id(self) -> str:
@@ -201,7 +201,7 @@ def find_edit_version(store: ObjectStore, request: EditRequest, head: Manifest) 
 
 
 def check_base(store: ObjectStore, request: EditRequest, head: Manifest) -> None:
-    """Raise `Outdated` if a version up to `head` wrote rows since the one that a request is based on."""
+    """Raise `Outdated` if a version up to `head` wrote rows after the base version of a request."""
     for version in history.iter_backwards(store, head) if request.base else ():
         if version.version <= request.base:
             return
@@ -213,7 +213,7 @@ def check_base(store: ObjectStore, request: EditRequest, head: Manifest) -> None
 
 
 class Outdated(Refused):
-    """Rows of a request were computed from a version that is no longer the newest one that wrote rows."""
+    """Rows of a request were computed from an outdated version: a later version has written rows."""
 
 
 def withdraw_edit(store: ObjectStore, app: str, request: EditRequest) -> None:

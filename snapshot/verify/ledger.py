@@ -1,7 +1,6 @@
-"""Ledger of the channels of a cut: records sent, consumed, lost and in flight, and the check that they add up.
+"""Ledger of a cut's channels: records sent, consumed, lost and in flight, and a check of their sum.
 
-`chandy_lamport` defines the equation that must hold. In-flight records are counted independently of the other
-numbers.
+`chandy_lamport` defines the equation that must hold. In-flight records are counted independently of the other numbers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

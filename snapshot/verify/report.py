@@ -20,7 +20,7 @@ CHECKS: dict[CheckKind, tuple[str, str]] = {
     "archives": ("object", "input archive: present, and as its index says"),
     "topics": ("topic", "the same topic as before, not a recreated one"),
 }
-"""Kinds of checks in the order of the report, each with the unit that is counted and the rule that must hold."""
+"""Kinds of checks in the order of the report, each with its unit of counting and its rule."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Verify a cut: check from its stored objects that it is consistent, complete and undamaged.
+"""Verification of a cut: checks of its stored objects for consistency, completeness and damage.
 
 Shallow checks use manifests and object sizes. Deep checks read every byte, and Kafka if it still has the records.
 Damage is listed in the report; an error is raised only if something cannot be read at all.

@@ -1,4 +1,4 @@
-"""Check that each version of a stage follows from the version before: no offset, count or clock decreases."""
+"""Checks that each version of a stage follows from the version before: no offset, count or clock decreases."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +19,7 @@ Compare = Callable[[str, T, T], Iterable[str]]
 
 
 def check_last_step(store: ObjectStore, manifest: Manifest) -> Iterator[CheckOutcome]:
-    """Check that a version follows from the version before, if that is stored. Makes at most two requests."""
+    """Check that a version follows from the version before, if stored. Makes at most two requests."""
     wrong: list[str] = []
     earlier = None
     with collect_errors(wrong):

@@ -1,9 +1,9 @@
 """State of running aggregates, one row per key: `aggregate(flights=count(), delay=sum("arr_delay"))`.
 
 Nulls follow SQL: `count("x")`, `sum`, `min`, `max` and `mean` ignore them; a key without any value is null. `min` and
-`max` also ignore NaN. Sums of integers are 64 bits wide. Sums of decimals keep their scale and have 38 digits; so do
-the internal sums of integer means. No sum wraps around: an overflow raises `SumOverflow`, which `BoundAggregates.merge`
-turns into a `BadRecord` that names the key.
+`max` also ignore NaN. Sums of integers are 64 bits wide. Sums of decimals keep their scale and have 38 digits; the
+internal sums of integer means have 38 digits, too. No sum wraps around: an overflow raises `SumOverflow`, which
+`BoundAggregates.merge` turns into a `BadRecord` that names the key.
 
 Spark may pre-aggregate rows before the shuffle. A pre-aggregated row has the key, the number of rows (`ROWS_COLUMN`),
 the tasks that read these rows (`TASKS_COLUMN`), and for each aggregate the columns of `partial_column`.
@@ -48,16 +48,17 @@ ROWS_COLUMN = "_slackwater_rows"
 
 
 def partial_column(content: str, name: str) -> str:
-    """Return the name of a column of pre-aggregated rows that has one part of the aggregate `name`.
+    """Return the name of the column of pre-aggregated rows with one part of the aggregate `name`.
 
-    `content` is the part: `count` or `sum`; `value` of a min, max, first or last; `by` of a first or last. If a sum of
-    64-bit integers is split in halves, `sum` has the sum of the upper halves, and `low` that of the lower halves.
+    `content` is the part: `count` or `sum`; `value` of a min, max, first or last; `by` of a first or last. A sum of
+    64-bit integers may be split in halves: `sum` has the sum of the upper halves, and `low` the sum of the lower
+    halves.
     """
     return f"_{content}:{name}"
 
 
 TASKS_COLUMN = "_slackwater_tasks"
-"""Column of pre-aggregated rows: int64 in which bit n is set if task n (modulo `MAX_TASKS`) read one of the rows."""
+"""Column of pre-aggregated rows, int64. Bit n is set if task n (modulo `MAX_TASKS`) read one of the combined rows."""
 MAX_TASKS = 63
 
 
@@ -95,7 +96,7 @@ def mean(column: str) -> Aggregate:
 def first(column: str, *, by: str) -> Aggregate:
     """Value of `column` in the row with the smallest `by`.
 
-    Among rows with an equal `by`, the earliest batch counts; within the batch, the largest value.
+    Of rows with an equal `by`, rows of the earliest batch win; within this batch, the largest value wins.
     """
     return Aggregate("first", column, by)
 
@@ -104,7 +105,7 @@ def first(column: str, *, by: str) -> Aggregate:
 def last(column: str, *, by: str) -> Aggregate:
     """Value of `column` in the row with the largest `by`.
 
-    Among rows with an equal `by`, the latest batch counts; within the batch, the largest value.
+    Of rows with an equal `by`, rows of the latest batch win; within this batch, the largest value wins.
     """
     return Aggregate("last", column, by)
 
@@ -354,7 +355,10 @@ class BoundAggregates(BoundState):
         return self._table(old, lambda name, aggregate: batch.stored_columns(name, aggregate, self.values))
 
     def combine(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
-        """Combine the value columns of keys over earlier and later records, row by row. Raises `SumOverflow`."""
+        """Combine the value columns of earlier records and later records of the same keys, row by row.
+
+        Raises `SumOverflow`.
+        """
         return self._table(earlier, lambda _name, _aggregate: later)
 
     def _table(self, earlier: pa.Table, later: Callable[[str, Aggregate], Columns]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Rows that fall due: once its due time has passed, a stored row is handled without new records.
+"""Rows that fall due: a stored row is handled when its due time has passed, without new records of its key.
 
 For `update` (`due="deadline"`), the user's function is called. For `aggregate` and `upsert` over windows
 (`event_time(emits="final")`), the row is emitted once, when its window has ended.

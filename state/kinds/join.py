@@ -41,13 +41,13 @@ def join(left: str, right: str, *, within: str, how: How = "inner") -> "Join":
     The stage's function returns one DataFrame for each input, as a tuple in the order of `reads`. Each has
     `withWatermark`, whose column is the time of its rows. Two rows match if their keys are equal and their times differ
     by at most `within`, in either order. In Spark, the condition is `right.at BETWEEN left.at - INTERVAL … AND left.at
-    + INTERVAL …`. For each pair the stage emits one row, in the batch of the later row: the key, the other columns of
-    the left row, and those of the right row.
+    + INTERVAL …`. For each pair, the stage emits one row in the batch of the later row. The emitted row has the key,
+    then the other columns of the left row, then the other columns of the right row.
 
     The table has the waiting rows: for each key, two lists of structs named after the inputs. A row is removed when the
-    stage's watermark has passed the row's time by more than `within`, so that only late rows could match it; a key
-    without waiting rows is removed. As in Spark, a row is late if its own time is not after the watermark of the
-    previous version: see `event_time(late=...)`.
+    stage's watermark has passed the row's time by more than `within`: from then on, only late rows could match the row.
+    A key without waiting rows is removed. As in Spark, a row is late if its time is not after the watermark of the
+    previous version; see `event_time(late=...)`.
 
     Args:
         left: Name of one of the two inputs. A left outer join keeps its rows.

@@ -30,7 +30,7 @@ class Groups:
     """Groups of a batch's rows by key. The rows of a key are adjacent."""
 
     ids: npt.NDArray[np.int32]
-    """int32[rows], the key number of each row, from 0 to num - 1, ascending."""
+    """int32[rows], the number of each row's key, from 0 to num - 1, ascending."""
     starts: npt.NDArray[np.int64]
     """int64[num], the index of each key's first row."""
 
@@ -43,7 +43,7 @@ class Groups:
 class BatchMoment:
     """Times of a batch in ms since 1970 UTC.
 
-    The batch's version records them, and replays of the batch use the recorded times.
+    The batch's version records these times, and replays of the batch use the recorded times.
     """
 
     until_ms: int | None = None
@@ -70,7 +70,7 @@ class MergeResult:
 
 
 FindParts: TypeAlias = Callable[[str, pa.Table], tuple[npt.NDArray[np.int64], pa.Table]]
-"""Function of a side table's name and of keys without duplicates: of the stage's table, or whole keys of parts.
+"""Function that looks up parts, by side-table name. Keys are distinct keys of the stage's table, or of single parts.
 
 It returns the index of the key, ascending, and the row of each stored part of the keys.
 """
@@ -81,9 +81,9 @@ class BoundState:
 
     __slots__ = ()
     due_by: DueBy | None = None
-    """Clock that makes a row fall due by passing `_due_at`: the clock or the watermark; None if rows never do."""
+    """Clock by which rows fall due on passing `_due_at`: wall clock or watermark; None if rows never fall due."""
     may_keep_rows: ClassVar[bool] = False
-    """True if `merge` may leave the row of a key as it is, although the batch has records of the key."""
+    """True if `merge` may leave the row of a key unchanged, although the batch has records of the key."""
     if TYPE_CHECKING:  # fields in some subclasses, properties in others
 
         @property
@@ -109,14 +109,14 @@ class BoundState:
 
     @property
     def side_tables(self) -> Mapping[str, tuple[pa.Schema, pa.Schema]]:
-        """Key columns and value columns of each side table, by its name.
+        """Key columns and value columns of each side table, by side-table name.
 
         Internal key columns are not part of the key hash.
         """
         return {}
 
     def with_parts(self, _find: FindParts) -> BoundState:
-        """Return the state with a look-up of stored parts. Called only for states with side tables."""
+        """Return the state with a function that looks up stored parts. Called only for states with side tables."""
         return self
 
     @property
@@ -128,7 +128,7 @@ class BoundState:
         return self
 
     def lateness_columns(self, window: str | None) -> tuple[str, ...]:
-        """Return the columns that decide if rows are late. `window` is the window in the key, if any."""
+        """Return the columns that decide whether a row is late. `window` is the window in the key, if any."""
         return (window,) if window else ()
 
     @property
@@ -157,7 +157,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     waiting_rows: ClassVar[str] = ""
     """Text for messages that describes the rows or open sessions waiting in the table; empty if none wait."""
     emission: ClassVar[Literal["table", "rows", "function"]] = "function"
-    """Kind of emitted rows: changed rows (`table`), rows independent of batches (`rows`), or rows of a `function`."""
+    """Kind of emitted rows: `table` (changed rows), `rows` (independent of batches), or `function` (returned by it)."""
     external_owner: ClassVar[str] = ""
     in_any_order: ClassVar[bool] = False
     not_final: ClassVar[tuple[str, str]] = ("", "")
@@ -203,7 +203,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
 
     @property
     def core(self) -> Kind:
-        """Kind of the stored rows: this kind, or the nested kind if this kind only decides when rows are emitted."""
+        """Kind of the stored rows: this kind, or the nested kind if this kind only decides the time of emission."""
         return self
 
     @property
@@ -219,7 +219,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         return ""
 
     def copied_column(self, _column: str) -> str | None:
-        """Return the input column that an emitted column copies; empty for a computed column, such as a count.
+        """Return the input column that is copied to an emitted column; empty for a computed column, such as a count.
 
         Returns None if the user's function computes the rows.
         """
@@ -231,7 +231,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         return {}
 
     def by_session(self, _column: str) -> Kind | None:
-        """Return the kind to use if this key column is a session window; None if sessions are not supported."""
+        """Return the kind to use instead if this key column is a session window; None if sessions are not supported."""
         return None
 
     # Rules for migrations.
@@ -261,8 +261,8 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     def why_not_maskable(self, _column: str) -> str:
         """Return the reason why a column must not be masked: later records need its stored value.
 
-        Empty if later records only replace the value. Also empty if the user's function computes it, so that its use is
-        unknown.
+        Empty if later records only replace the value. Also empty for a column of a user's function, because the use of
+        the value is unknown.
         """
         return f"it holds {self.waiting_rows}" if self.waiting_rows else ""
 

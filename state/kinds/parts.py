@@ -81,7 +81,7 @@ class PartState:
 
     @property
     def arrays(self) -> list[pa.Array]:
-        """Columns of the variable in the stage's table: number of parts, positions of a list, earliest expiry time."""
+        """Columns of the variable in the stage's table: number of parts, span of positions, earliest expiry time."""
         times = [pa.array(self._expiry, mask=self._expiry == NEVER)] if self._until else []
         return [pa.array(self._counts, mask=self._counts == 0), *self._span_arrays(), *times]
 
@@ -118,7 +118,8 @@ class PartState:
     def _load(self, key: int) -> dict[Any, Fields]:
         """Return all parts of a key, by position or map key.
 
-        Also reads the parts of keys that follow in the batch. Their number doubles with each read, up to a limit.
+        Also reads ahead the parts of the next keys in the batch. The number of these keys doubles with each read, up to
+        a limit.
         """
         if key in self._entries:
             return self._entries[key]
@@ -160,7 +161,10 @@ class PartState:
             self._expiry[key] = min(self._expiry[key], entry[-1])
 
     def _forget(self, key: int, stored: Iterable[Any]) -> None:
-        """Remove all parts of a key. `stored` are the positions or map keys that the side table may have for it."""
+        """Remove all parts of a key.
+
+        `stored` has the positions or map keys that the side table may have for the key.
+        """
         self._writes[key] = dict.fromkeys(stored)
         self._entries[key] = {}
         self._counts[key], self._expiry[key] = 0, NEVER
@@ -300,7 +304,7 @@ class MapState(PartState):
             self._counts[key] += (entry is not None) - existed
 
     def _entry(self, part: Fields) -> Fields | None:
-        """Return the map entry `part` of the current key. Reads all entries of the key, unless there are too many."""
+        """Return the map entry `part` of the current key. Reads all entries of the key, unless the key has too many."""
         key = self._keys.current
         if key not in self._entries and self._stored_counts[key] > _MAX_AHEAD_PARTS:
             if part in self._writes.get(key, ()):

@@ -1,9 +1,9 @@
 """Session windows: aggregates over `F.session_window` in a stage's key. Sessions grow with their events.
 
 Each row has a separate session at first, from its time to a gap after it. Overlapping or touching sessions of a key are
-merged, as in Spark. Since sessions grow, they are not part of the table's key: the key is the remaining columns, and a
-key's row has a list of its open sessions. When the watermark has passed the end of a session, the session is emitted
-and leaves the list.
+merged, as in Spark. The table's key consists of the other key columns, because a session grows. A key's row has a list
+of the key's open sessions. When the watermark has passed the end of a session, the session is emitted and leaves the
+list.
 """
 
 from collections.abc import Sequence

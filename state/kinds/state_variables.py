@@ -59,7 +59,7 @@ SPAN = pa.struct([("first", pa.int64()), ("next", pa.int64())])
 
 
 def span_column(name: str) -> str:
-    """Return the name of the column with two positions of a list: the first element's, and the next new element's."""
+    """Return the name of the column with a list's span: positions of the first element and of the next new element."""
     return f"_span_{name}"
 
 
@@ -84,7 +84,7 @@ class BatchKeys:
 
 
 class _PerKey:
-    """A value for each key of a batch, converted from Arrow to Python at the first access."""
+    """Values by key of a batch, converted from Arrow to Python at the first access."""
 
     def __init__(self, keys: BatchKeys, stored: pa.Array) -> None:
         self._keys, self._stored, self._rows = keys, stored, None

@@ -1,7 +1,7 @@
 """Conversion of structs between Arrow and the Python values that user code for Spark's operators sees.
 
-In between, a struct is a tuple of Spark's internal values, which Spark's own types convert: a timestamp is the number
-of microseconds since 1970 UTC, a date the number of days, a nested struct a tuple.
+The intermediate form of a struct is a tuple of Spark's internal values, which Spark's own types convert. There, a
+timestamp is the number of microseconds since 1970 UTC, a date the number of days, and a nested struct a tuple.
 """
 
 from collections.abc import Callable, Sequence

@@ -23,8 +23,8 @@ def upsert(*, by: str, delete_when: str | None = None) -> "Upsert":
 
     Args:
         by: Column that orders a key's rows: a time, an offset, a sequence number.
-        delete_when: Boolean column; true in the latest row deletes the key. The column is not stored, and the `by` of a
-            deleted key is forgotten.
+        delete_when: Boolean column; true in the latest row deletes the key. The column is not stored, and neither is
+            the `by` of a deleted key.
     """
     return Upsert(by, delete_when)
 

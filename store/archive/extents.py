@@ -1,7 +1,7 @@
-"""Extents, which are ranges of offsets of Kafka partitions, and set operations on them.
+"""Extents (ranges of offsets of Kafka partitions), and set operations on extents.
 
-A set is a sorted tuple of extents that neither overlap nor touch within a partition. An extent is a range that was
-read, including offsets without a record.
+A set is a sorted tuple of extents that neither overlap nor touch within a partition. An extent is a range of offsets
+that was read. Some offsets of an extent may have no record.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -89,7 +89,7 @@ def count_offsets(extents: Iterable[Extent]) -> int:
 
 
 def extent_violations(path: str, extents: Extents) -> Iterator[Violation]:
-    """Yield a violation for each extent that is empty, or that does not lie after the previous one."""
+    """Yield a violation for each extent that is empty, or does not lie entirely after the previous extent."""
     previous: Extent | None = None
     for number, extent in enumerate(extents):
         if extent.first >= extent.end:

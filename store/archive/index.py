@@ -5,8 +5,8 @@ functions from the newest index to the next; a writer that loses the race for a 
 new head (`change`). Objects are put before an index names them. Garbage collection deletes objects that no index names.
 
 A topic that is deleted and re-created under its name is a new incarnation of the topic: it has a new Kafka id, and its
-offsets begin at 0 again. Each incarnation has an archive of its own (`ArchiveIndex.life`), so that their records never
-mix.
+offsets begin at 0 again. Each incarnation has a separate archive (`ArchiveIndex.life`), so records of two incarnations
+never mix.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from .extents import Extents
 
 _ATTEMPTS = 100
 _MAX_UNCHECKED_S = 30.0
-"""Duration of a put in seconds above which the writer checks that its number was not used and then collected."""
+"""Limit in seconds: after a slower put, the writer checks that its number was not used and collected meanwhile."""
 
 
 class ArchiveObject(Struct, frozen=True):
@@ -54,7 +54,7 @@ class ArchiveIndex(Struct, frozen=True):
     app: limits.Name
     topic: limits.Topic
     life: limits.Version
-    """Number of the topic's incarnation: 1, plus the number of times that the topic was re-created."""
+    """Number of the topic's incarnation: 1 at first, increased whenever the topic is re-created."""
     number: limits.Version
     id: limits.Ulid
     """Unique id of the index. If the answer to a put is lost, the writer recognises its own index by the id."""
@@ -93,7 +93,7 @@ class ArchiveIndex(Struct, frozen=True):
         return extents.subtract(extents.gaps((*self.thinned, *self.covered)), self.thinned)
 
     def unarchived(self, read: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Extents:
-        """Return the offsets that were read since the archive began, but never archived.
+        """Return the offsets that were read after the archive began, but are not archived.
 
         Each element of `read` has the start offsets and the end offsets of one read, by partition.
         """
@@ -234,7 +234,7 @@ def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str
 
 
 def _is_in_effect(store: ObjectStore, index: ArchiveIndex) -> bool:
-    """Return True if the index is valid: its number was not used and collected before the index was put."""
+    """Return True if the index is valid: no other process used and collected the index's number before the put."""
     successor = INDEXES.find(store, index.number + 1, index.prefix)
     if successor is not None:
         return successor.follows == index.id
@@ -275,7 +275,7 @@ def replace_update(changes: Mapping[str, ArchiveObject | None], *, forgotten: bo
     """Return an update that replaces objects. `changes` maps a key to its new object, or to None to remove it.
 
     Covered offsets stay covered. With `forgotten`, the offsets of replaced objects are added to the index's
-    `forgotten`. The update changes nothing if the archive no longer has one of the old keys.
+    `forgotten`. The update changes nothing if any of the old keys is missing from the archive.
     """
 
     def update(head: ArchiveIndex) -> ArchiveIndex | None:
@@ -290,7 +290,7 @@ def replace_update(changes: Mapping[str, ArchiveObject | None], *, forgotten: bo
 
 
 def thin_update(before_ms: int) -> Update:
-    """Return an update that removes each object whose records were all read before `before_ms`."""
+    """Return an update that removes the objects with only old records: all were read before `before_ms`."""
 
     def update(head: ArchiveIndex) -> ArchiveIndex | None:
         removed = [item for item in head.objects if item.read_ms < before_ms]
@@ -310,8 +310,8 @@ def thin_update(before_ms: int) -> Update:
 def replaced_indexes(listed: Sequence[ObjectInfo], margin_ms: int = horizon.MIN_AGE_MS) -> list[ObjectInfo]:
     """Return the indexes that were replaced more than `margin_ms` ago, oldest first.
 
-    `listed` has all indexes in order. Ages are by storage's clock. Delete the indexes in this order, so that a writer
-    whose base index was deleted still finds the next index.
+    `listed` has all indexes in order. Ages are by storage's clock. Delete the indexes in the returned order. A writer
+    whose base index was deleted then still finds the next index.
     """
     before_ms = listed[-1].modified_ms - margin_ms if listed else 0
     return [info for info, after in pairwise(listed) if after.modified_ms < before_ms]

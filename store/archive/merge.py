@@ -93,10 +93,10 @@ def append(
 ) -> ArchiveIndex:
     """Append the records of a writer to an archive. Returns the newest index.
 
-    `archive` was the newest index. `read` has all offsets that were read, including offsets without a record. `read_ms`
-    is the commit time of the newest version that read any of the records. If the archive already covers some of the
-    offsets, nothing is appended: the caller must recompute what to append, and retry. Raises `CommitConflict` and
-    `Corruption`.
+    `archive` is an index that was the newest. `read` has all offsets that were read, including offsets without a
+    record. `read_ms` is the commit time of the newest version that read any of the records. If the archive already
+    covers some of the offsets, nothing is appended: the caller must recompute what to append, and retry. Raises
+    `CommitConflict` and `Corruption`.
     """
     output = writer.finish(index.new_object_key(archive), read, read_ms) if writer.num_rows else None
     update = index.append_update((output[0],) if output is not None else (), read)

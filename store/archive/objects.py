@@ -141,9 +141,9 @@ def fetch(store: ObjectStore, item: ArchiveObject) -> bytes:
 
 
 def open_file(store: ObjectStore, item: ArchiveObject, on_error: Callable[[Exception], None]) -> pa.PythonFile:
-    """Open an object as a file that is read on demand. `on_error` is called with errors of later reads.
+    """Open an object as a file that is read on demand. Errors of later reads are passed to `on_error`.
 
-    Reads the footer at once, or a small object as a whole, and raises errors of that read.
+    The call itself reads the footer (of a small object, everything), and raises errors of that read.
     """
     return pa.PythonFile(_open_ranges(store, item, on_error), mode="r")
 
@@ -239,7 +239,7 @@ def _names(schema: pa.Schema) -> str:
 
 
 class _RangeFile(io.RawIOBase):
-    """Object in the store as a file that is fetched by ranges. Caches the first range and one chosen range."""
+    """A stored object as a file that is fetched by ranges. Caches the first range and one chosen range."""
 
     def __init__(
         self, store: ObjectStore, item: ArchiveObject, first: tuple[int, bytes], on_error: Callable[[Exception], None]

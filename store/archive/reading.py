@@ -24,7 +24,7 @@ _CACHE_S = 30.0
 
 @dataclass(slots=True)
 class Archive:
-    """Reader of one archive. It loads the newest index if an object of its index was deleted."""
+    """Reader of one archive. Reloads the index if an object of its current index was deleted."""
 
     store: ObjectStore
     index: ArchiveIndex
@@ -70,7 +70,7 @@ class TopicArchives:
         return bool(self.archives)
 
     def with_topic_id(self, topic_id: str) -> "TopicArchives":
-        """Return the archives of the topic with this id; if no archive has the id, the archives with `self.topic_id`.
+        """Return the archives of the topic with this id, or with `self.topic_id` if no archive has the given id.
 
         An archive without an id matches any id.
         """
@@ -88,7 +88,7 @@ class TopicArchives:
         return subtract((Extent(partition, first, end),), self.covered(partition))
 
     def covered_start(self, partition: int, first: int) -> int:
-        """Return the start of the covered range that contains `first` or ends at it; without such a range, `first`."""
+        """Return the start of the covered range that contains `first` or ends at `first`; else `first`."""
         return next((extent.first for extent in self.covered(partition) if extent.first < first <= extent.end), first)
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
@@ -102,7 +102,7 @@ class TopicArchives:
             yield from self.archives[number].rows(part.partition, part.first, part.end, columns)
 
     def has_forgotten_keys(self, partition: int, first: int, end: int) -> bool:
-        """Return True if keys were forgotten from a range. Call this after the range was read."""
+        """Return True if keys were forgotten from a range. Call this function after the range was read."""
         return any(intersect((Extent(partition, first, end),), archive.index.forgotten) for archive in self.archives)
 
     def first_offset_since(self, partition: int, first: int, end: int, time_ms: int, otherwise: int) -> int:
@@ -115,7 +115,7 @@ class TopicArchives:
     def missing_error(self, extent: Extent, kafka_reason: str) -> Gone:
         """Return the error for offsets that are neither in the archives nor in Kafka.
 
-        `kafka_reason` says why Kafka does not have them.
+        `kafka_reason` is the reason why Kafka lacks the offsets.
         """
         index = self.archives[0].index
         is_thinned = any(intersect((extent,), archive.index.thinned) for archive in self.archives)

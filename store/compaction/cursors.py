@@ -1,8 +1,8 @@
 """Reads the inputs of a merge in hash order, in bounded memory: first keys, then the rows that the merge keeps.
 
-If an SST is not on this machine and has large rows, it is read twice: its keys for each slice, then only the pages with
-rows to keep. Reading whole rows at once would, for example, hold eight versions of a row of 100 MB in memory, seven of
-which the merge drops.
+An SST with large rows that is not on this machine is read twice: first the keys of each slice, then only the pages with
+rows to keep. Otherwise the merge might hold, for example, eight versions of a 100 MB row in memory, and drop seven of
+them.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -27,7 +27,7 @@ CHUNK_BYTES = 16 << 20
 _LARGE_GROUP_BYTES, _LARGE_ROW_BYTES = 64 << 20, 256 << 10
 """Bytes of a row group, and mean bytes of a row, above which an SST has large rows."""
 _LARGE_PARTS_BYTES = 2 << 20
-"""Like `_LARGE_GROUP_BYTES`, for a table of parts. Parts of a key share a hash, so one slice has all of them."""
+"""Like `_LARGE_GROUP_BYTES`, for a table of parts: a slice contains all parts of a key, because they share a hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Part:
         return self.selected.num_bytes(self.start + first, self.start + last)
 
     def rows(self, at: npt.NDArray[np.int64]) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-        """Return two values: rows of the part; and the position in them of each row `at`, which are ascending."""
+        """Return rows of the part, and the position in these rows of each requested row. `at` ascends."""
         if self.selected is None:
             return self.keys.slice(at[0], at[-1] - at[0] + 1), at - at[0]
         return self.selected.read(at + self.start), np.arange(len(at))
@@ -56,7 +56,7 @@ class Part:
 def take_rows(parts: Sequence[Part], rows: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
     """Yield rows in the order of `rows`, about `CHUNK_BYTES` at a time and at least one row.
 
-    `rows` are positions in the joined parts. The positions within each part ascend.
+    `rows` are positions in the concatenated parts. The positions within each part ascend.
     """
     starts = np.cumsum([0, *(part.keys.num_rows for part in parts)])
     sources = np.searchsorted(starts, rows, side="right") - 1

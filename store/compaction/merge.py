@@ -37,7 +37,7 @@ _SLICE_BYTES = 8 << 20
 _INTERVALS_PER_SST = 8
 _READ_BYTES = 32 << 20
 _MAX_MERGE_S = 1800.0
-"""Time in seconds after which a merge is abandoned: later, garbage collection could delete its first outputs."""
+"""Time limit of a merge in seconds. After a longer merge, garbage collection could delete the first outputs."""
 
 
 class MergeStopped(Exception):
@@ -168,7 +168,7 @@ def _read_slices(
 def merge_rows(parts: Sequence[pa.Table], table: Table, *, drop_tombstones: bool) -> pa.Table:
     """Merge rows of several SSTs: return the newest row of each key, in SST order, with all columns of an SST.
 
-    Each part has rows of one SST. The part of the newest SST is first, and keys are unique within a part. With
+    Each element of `parts` has the rows of one SST, newest SST first. Keys are unique within a part. With
     `drop_tombstones`, a key is dropped if its newest row is a tombstone.
     """
     schema = sst_schema(table)
@@ -191,7 +191,7 @@ def _merge_parts(
 def _rows_to_keep(
     parts: Sequence[Part], table: Table, *, drop_tombstones: bool, clock_ms: int | None
 ) -> npt.NDArray[np.int64]:
-    """Return the positions in the joined parts of the rows that `_merge_parts` yields, in the same order."""
+    """Return the rows that `_merge_parts` yields, as positions in the concatenated parts, in the same order."""
     key = [column.name for column in table.key]
     names = [name for name in (HASH, OP, EXPIRES, *key) if name in parts[0].keys.column_names]
     keys = pa.concat_tables([part.keys.select(names) for part in parts]).combine_chunks()
@@ -263,8 +263,8 @@ def _group_into_slices(intervals: Iterable[_Interval], slice_rows: int) -> Itera
 class _RollingWriter:
     """Writes rows, in SST order, to SSTs of about `target_file_bytes`.
 
-    The caller marks the ends of slots, which are equal ranges of hashes (`Compaction.slots`). An SST covers either one
-    or more whole slots, or a part of one slot.
+    Slots are equal ranges of hashes (`Compaction.slots`). The caller marks the end of each slot. An SST covers whole
+    slots, or a part of one slot.
     """
 
     def __init__(
@@ -289,12 +289,12 @@ class _RollingWriter:
             self._write(self._num_waiting // ROW_GROUP_ROWS * ROW_GROUP_ROWS or self._num_waiting)
 
     def may_cut(self) -> None:
-        """Mark a position within a slot. The SST ends here if it has its target size, but no whole slot yet."""
+        """Mark a position within a slot. The SST ends here if it has reached its target size and has no whole slot."""
         if self._num_bytes >= self._target_file_bytes and not self._slots:
             self._cut(inside_a_slot=True)
 
     def end_slot(self, *, guard: bool) -> None:
-        """Mark the end of a slot. The SST ends here if it began within the slot, or if another slot might not fit.
+        """Mark the end of a slot. The SST ends here if it began within the slot, or if another slot may not fit.
 
         With `guard`, the SST always ends here.
         """

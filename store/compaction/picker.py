@@ -1,9 +1,9 @@
 """Chooses compactions by a table's policy, for each hash range separately. Pure.
 
-A small batch has fewer tasks than hash ranges, so its SSTs are *wide*: each covers several ranges. If a compaction that
-was chosen for one range includes wide SSTs, it becomes a merge for all ranges that they cover (`_as_wide`). While few
-bytes are merged, the result is wide as well, so small batches cost few puts, regardless of the number of ranges. A
-larger result is cut at the bounds of the ranges, and from then on each range is merged separately.
+A small batch has fewer tasks than hash ranges, so its SSTs are *wide*: each SST covers several ranges. A compaction of
+one range that includes wide SSTs is widened to all ranges of these SSTs (`_as_wide`). A small result stays one wide
+SST, so small batches cost few puts, regardless of the number of ranges. A larger result is cut at the bounds of the
+ranges, and from then on each range is merged separately.
 """
 
 from bisect import bisect_left, bisect_right
@@ -33,13 +33,13 @@ from .runs import Run, TableRuns
 _MAX_SLOTS = 1 << 30
 _MAX_SEQ = (1 << 63) - 1
 WIDE_BYTES = 1 << 20
-"""Limit of bytes for each covered hash range: a larger result of a merge of wide SSTs is cut."""
+"""Largest bytes per covered hash range of a wide result. A larger result is cut at the bounds of hash ranges."""
 
 
 class Picker:
-    """Chooses compactions for one version of a table after another. Not thread-safe.
+    """Chooses compactions for successive versions of one table. Not thread-safe.
 
-    The cost for a version depends on its changes since the previous version and on the merges that it needs.
+    The cost for a version depends on its changes since the previous version and on the merges that the version needs.
     """
 
     def __init__(self) -> None:
@@ -77,8 +77,8 @@ def pick(
     `ssts` are a manifest's SSTs in any order, and `clock_ms` is the manifest's clock; None if no row expires. If
     expired rows have at least half of the bytes of the oldest runs, these runs are merged first (`ttl.expired_suffix`).
 
-    If picking and merging are repeated, they come to an end. Then each hash range has fewer than `l0_trigger` runs
-    (universal), or fewer than `l0_trigger` runs in level 0 and every further level within its size (leveled). If the
+    Repeated picking and merging terminates. Afterwards, each hash range has fewer than `l0_trigger` runs (universal);
+    or it has fewer than `l0_trigger` runs in level 0, and no further level exceeds its size limit (leveled). If the
     newest runs are wide, older runs are merged as soon as the range has three quarters of `l0_trigger` runs, which
     leaves room for wide runs. Raises `ValueError` for an `l0_trigger` below 2 or a `fanout` of at most 1.
     """
@@ -119,7 +119,7 @@ def _is_wide(sst: Sst, partitions: int) -> bool:
 
 @dataclass(slots=True)
 class _Picks:
-    """Collection of compactions of SSTs. No two share an input, or have results that overlap in `_hash` and `_seq`."""
+    """Collection of compatible compactions. They share no input, and results do not overlap in `_hash` and `_seq`."""
 
     table: TableRuns
     policy: Policy
@@ -131,7 +131,7 @@ class _Picks:
     _wide: list[Compaction] = field(default_factory=list)
 
     def add(self, compaction: Compaction) -> None:
-        """Add a compaction that was picked for one hash range, as a wide one if needed. Drop it if it conflicts."""
+        """Add a compaction picked for one hash range, widened if needed. A conflicting compaction is dropped."""
         if not self._inputs.isdisjoint(compaction.inputs):
             return
         picked = _as_wide(compaction, self.table, self.policy, full=self.full)
@@ -157,11 +157,12 @@ def _seqs(ssts: Iterable[Sst]) -> tuple[int, int]:
 
 
 def _as_wide(compaction: Compaction, table: TableRuns, policy: Policy, *, full: bool) -> Compaction:
-    """Return a compaction whose inputs lie within its hashes, in place of a compaction of one range with wide inputs.
+    """Return a valid compaction in place of a compaction of one hash range that has wide inputs.
 
-    If the inputs and all SSTs between them are small, it merges them into a wide run. Otherwise it merges only the
-    newest wide inputs: if these are small and form several runs, into a wide run; else into SSTs that are cut at the
-    bounds of the hash ranges. With `full`, all newer SSTs of these ranges are inputs as well.
+    The inputs of the result lie within its hashes. If the inputs and all SSTs between them are small, the result merges
+    them into a wide run. Otherwise the result merges only the newest wide inputs: into a wide run if they are small and
+    form several runs, else into SSTs that are cut at the bounds of the hash ranges. With `full`, all newer SSTs of
+    these ranges are inputs as well.
     """
     partitions = compaction.partitions
     is_wide = partial(_is_wide, partitions=partitions)
@@ -198,7 +199,7 @@ def _is_small(ssts: Iterable[Sst], num_ranges: int) -> bool:
 def _with_all_between(
     ssts: Iterable[Sst], table: TableRuns, *, older: bool = False, newer: bool = False
 ) -> tuple[set[Sst], int]:
-    """Return two values: these SSTs with all SSTs between them in their hash ranges, and the number of these ranges.
+    """Return these SSTs with all SSTs between them in their hash ranges, and the number of these hash ranges.
 
     With `older` (`newer`), all older (newer) SSTs of the hash ranges are included as well.
     """
@@ -244,8 +245,8 @@ def pick_all(
 ) -> tuple[Compaction, ...]:
     """Return compactions that bring each hash range that `accepts` selects closer to one run. No two share an input.
 
-    A compaction that only cuts wide SSTs must be followed by a second call. Skips a range that is already one run
-    without tombstones and expired rows.
+    If a returned compaction only cuts wide SSTs, call the function again afterwards. A range that is already one run
+    without tombstones and expired rows is skipped.
     """
 
     def is_settled(sst: Sst) -> bool:
@@ -272,7 +273,7 @@ def _pick_universal(partition: int, partitions: int, runs: Sequence[Run], policy
     merged into one, so each row is rewritten O(log(state / batch)) times. The large oldest run is rewritten only when
     the newer runs have grown to a good part of its size. The rules are RocksDB's (wiki page "Universal Compaction";
     `db/compaction/compaction_picker_universal.cc`). Nothing is merged if there are fewer than `l0_trigger` runs. A run
-    whose SSTs overlap counts as several runs: as many as the SSTs that can share one key. The first applicable rule
+    with overlapping SSTs counts as several runs, one for each SST that can have the same key. The first applicable rule
     decides:
 
     1. If all other runs together have more than `max_space_amplification` times the bytes of the oldest run, merge all.
@@ -319,10 +320,10 @@ def _pick_leveled(partition: int, partitions: int, runs: Sequence[Run], policy: 
 
 
 def _is_due(runs: Sequence[Run], policy: Policy) -> bool:
-    """Return False if the runs of a hash range are levels within their limits, by the rules of `_LeveledTree`.
+    """Return False if the runs of a hash range are levels within their size limits (`_LeveledTree`).
 
-    The cost grows with the number of levels. Also returns True if the level for compaction of an SST may differ from
-    its stored level.
+    The cost grows with the number of levels. Also returns True if an SST's level for compaction may differ from the
+    stored level.
     """
     level_0, levels = _split_levels(runs)
     deepest = 1 + _bottom_level(sum(run.bytes for run in runs), policy)
@@ -373,8 +374,8 @@ class _LeveledTree:
     the level has in a slot. So within a slot, every row of a level is newer than every row of the levels below it, not
     just for equal keys. Spooky also cuts upper levels where the lower ones are cut (Dayan, Weiss, Dashevsky, Pan,
     Bortnikov, Twitto: "Spooky: Granulating LSM-Tree Compactions Correctly", VLDB 2022); here hashes are spread evenly,
-    so the bounds are fixed. If SSTs cross slots, after a rescale or a change of the policy, a compaction includes more
-    inputs until the invariant holds for its result.
+    so the bounds are fixed. After a rescale or a change of the policy, SSTs may cross slot bounds. A compaction
+    includes more inputs until its result preserves the invariant.
     """
 
     def __init__(self, partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> None:
@@ -389,10 +390,10 @@ class _LeveledTree:
         """Yield the compactions of the level that most needs compaction.
 
         The score of level 0 is its number of runs divided by `l0_trigger`; the score of another level is its bytes
-        divided by its size limit. If the highest score is at least 1, the level with this score is compacted: level 0
-        as a whole, of a deeper level as many SSTs as are needed to bring it within its limit. If the levels between 0
-        and the last have more than `max_space_amplification` times the bytes of the last, the whole hash range is
-        merged into one level.
+        divided by its size limit. The level with the highest score is compacted if the score is at least 1. Level 0 is
+        compacted as a whole; a deeper level loses just enough SSTs to stay within its limit. If the levels between 0
+        and the last level have more than `max_space_amplification` times the bytes of the last level, the whole hash
+        range is merged into one level.
         """
         sizes: dict[int, int] = {}
         for sst in self._ssts:
@@ -440,7 +441,7 @@ class _LeveledTree:
     def _complete(self, ssts: Iterable[Sst], into: int) -> Compaction:
         """Return the smallest valid compaction of these SSTs into level `into` or a deeper level.
 
-        A compaction is valid if no two SSTs that overlap in `_hash` overlap in `_seq` afterwards.
+        In the result of a valid compaction, SSTs that overlap in `_hash` do not overlap in `_seq`.
         """
         inputs = set(ssts)
         while True:
@@ -499,7 +500,7 @@ class _LeveledTree:
 def _effective_levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
     """Return the level of each SST for compaction: its stored level if all overlapping older SSTs are deeper, else 0.
 
-    A stored level above `deepest` counts as `deepest`. Universal compaction numbers levels differently: under its
+    A stored level above `deepest` counts as `deepest`. Universal compaction numbers levels differently. With its level
     numbers, the oldest run becomes a level, and all newer runs are in level 0.
     """
     effective: dict[Sst, int] = {}

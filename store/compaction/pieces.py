@@ -12,10 +12,10 @@ from .plan import Compaction
 def split(compaction: Compaction, max_bytes: int) -> tuple[Compaction, ...]:
     """Return compactions whose outputs, joined in this order, are outputs of `compaction`.
 
-    Each returned compaction reads about `max_bytes` of input. They share inputs, so a version may name their outputs
-    only together, as the result of `compaction`. A leveled merge is split at bounds of its slots, because an SST covers
-    either whole slots or a part of one slot. A leveled merge with a single slot is not split, and neither is a merge
-    with a wide input.
+    Each returned compaction reads about `max_bytes` of input. The returned compactions share inputs, so a version may
+    name their outputs only together, as the result of `compaction`. A leveled merge is split at slot bounds, because an
+    SST covers whole slots or a part of one slot. Leveled merges of a single slot and merges of wide inputs are not
+    split.
     """
     count = -(-compaction.input_bytes // max_bytes)
     if count < 2 or any(len(overlapped_partitions(sst, compaction.partitions)) > 1 for sst in compaction.inputs):

@@ -3,14 +3,13 @@
 Pure. `picker` chooses compactions, `merge` runs them.
 
 A compaction covers all or some of the hashes of one hash range (`Table.ranges`), or of several adjacent hash ranges.
-The hashes of all inputs lie within the covered hashes. It covers several ranges if an input is *wide*, which means that
-the SST's hashes reach into several ranges. SSTs of small batches may be wide, and so may SSTs from before a change of
-the ranges.
+The hashes of all inputs lie within the covered hashes. It covers several ranges if an input is *wide*: an SST with
+hashes of several ranges. SSTs of small batches may be wide. SSTs from before a change of the ranges may be wide, too.
 
 A writer loses the race for a version's number if another process commits first. If the other process committed a
-compaction, everything that the writer read is still valid, because a compaction changes how rows are stored but no row.
-The writer then *rebases*: it applies its change to the new head. The difference from the old base is applied to the new
-base, like in Iceberg's handling of conflicting changes (spec, "Optimistic Concurrency") and in git's rebase.
+compaction, the writer's input is still valid, because a compaction changes the storage of rows, but no row. The writer
+then *rebases*: it applies its change to the new head. The difference from the old base is applied to the new base, like
+in Iceberg's handling of conflicting changes (spec, "Optimistic Concurrency") and in git's rebase.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +34,7 @@ class Compaction:
     inputs: tuple[Sst, ...]
     """SSTs of the runs, newest first, at least one."""
     drops_tombstones: bool
-    """True if no older row of these hashes exists that a tombstone or an expired row could hide.
+    """True if these hashes have no older row that a tombstone or an expired row could hide.
 
     Tombstones and expired rows are then dropped.
     """
@@ -56,7 +55,8 @@ class Compaction:
     clock_ms: int | None = None
     """Clock of the manifest: rows that expire at this time or before are dropped. If None, no row is dropped."""
     is_piece: bool = False
-    """True for a part of a merge: its inputs reach beyond `window`, and other parts merge those rows."""
+    """True for a part of a larger merge. Inputs reach beyond `window`; other parts merge the rows outside the window.
+    """
     is_trivial_move: bool = False
     """True if only the level of the inputs changes: nothing is read or written."""
 
@@ -91,15 +91,15 @@ def newest_first(ssts: Iterable[Sst]) -> tuple[Sst, ...]:
 
 
 Finished = CompactionResult | Fold
-"""Result of work beside the batches. It takes effect when a version names it."""
+"""Result of concurrent work, such as a merge. Takes effect when a version names the result."""
 
 
 def apply_results(ssts: Sequence[Sst], results: Sequence[Finished]) -> Ssts:
     """Return a manifest's SSTs with each result in place of its inputs.
 
-    `ssts` may belong to a newer version than the compacted version: SSTs that were added since then are kept, before
-    the result. A merge is left out in three cases: an input was merged or dropped meanwhile; an SST now lies between
-    the inputs; or the merge dropped tombstones and an older SST exists now.
+    `ssts` may belong to a newer version than the compacted version. Then SSTs of later batches are kept, and come
+    before the result. A merge is left out in three cases: an input was merged or dropped meanwhile; an SST now lies
+    between the inputs; or the merge dropped tombstones and an older SST exists now.
     """
     current = ssts if isinstance(ssts, Ssts) else Ssts(ssts)
     for merge in results:
@@ -125,13 +125,12 @@ def apply_to_manifest(manifest: Manifest, results: Sequence[Finished]) -> Manife
 def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[Finished] = ()) -> Manifest:
     """Return the version after `onto` with the changes that `manifest` made to `base`.
 
-    Inputs, outputs and rows of the batch do not change. The `_seq` of the rows does not change either, because the rows
-    are already stored. This `_seq` is above that of every row in `onto`, because a compaction only merges rows of
-    earlier versions.
+    Inputs, outputs and rows of the batch do not change. The rows are already stored, so they keep their `_seq`. Rows in
+    `onto` have smaller `_seq`, because a compaction only merges rows of earlier versions.
 
-    `manifest` is a batch's version, built on `base`. All versions from `base` to `onto` are compactions; if `base`
-    itself had to be rebased, `onto` is the result. `merges` are the merges that `manifest` contains. A merge is left
-    out, with its outputs, if its inputs are gone or it no longer fits.
+    `manifest` is a batch's version, built on `base`. All versions from `base` to `onto` are compactions. If `base`
+    itself was rebased, `onto` is the rebased version. `merges` are the merges that `manifest` contains. A merge and its
+    outputs are left out if its inputs are gone or the merge no longer applies.
 
     Raises `ValueError` if `onto` is of another stage or epoch, or older than `base`.
     """

@@ -58,8 +58,7 @@ class Run:
     def expired_bytes(self, clock_ms: int) -> float:
         """Estimate the bytes of the rows that have expired at a clock.
 
-        In a run of many SSTs, the estimate rises in 64 steps over time, so that all SSTs are examined only when a step
-        begins.
+        In a run of many SSTs, the estimate is updated in 64 steps over time. Each step examines all SSTs.
         """
         if self.expiry is None or clock_ms < self.expiry[0]:
             return 0.0

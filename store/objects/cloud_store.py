@@ -41,7 +41,7 @@ T = TypeVar("T")
 class _Provider(NamedTuple):
     name: str
     bucket: str
-    """The provider's word for a bucket."""
+    """Word that the provider uses for a bucket."""
     variables: str
     """Variables that name an account or credentials, for hints."""
     endpoint: str
@@ -135,7 +135,7 @@ class CloudStore(BaseStore):
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`. Costs one request for each 1,000 objects, sent as they are consumed.
 
-        Azure cannot begin a listing at `start_after`: what sorts before it is requested and left out.
+        Azure cannot begin a listing at `start_after`: objects that sort before it are requested, and then left out.
         """
         # obstore's prefixes end with a whole segment.
         folder = prefix[: prefix.rfind("/") + 1]
@@ -197,7 +197,7 @@ class CloudStore(BaseStore):
         return retry.call(attempt)
 
     def _translate(self, error: Exception) -> Exception:
-        """Return obstore's error as slackwater's, without its text, which has URLs and so signatures."""
+        """Return obstore's error as slackwater's error, without obstore's text, which contains signed URLs."""
         from obstore.exceptions import (
             AlreadyExistsError,
             GenericError,
@@ -265,4 +265,4 @@ def _is_path(text: str) -> bool:
 
 
 class _PastEnd(Exception):
-    """A range starts at the object's end or after it."""
+    """The start of a range is at the object's end or after it."""

@@ -1,8 +1,8 @@
 """Counters of requests, bytes and look-ups, in total and by version, and their monthly cost on S3.
 
-A version's stats cover all processes that worked for its stage since the previous version's stats were written. So the
-put of a manifest counts for the next version, and a runner's requests after its last commit are not counted. A version
-whose writer counts nothing (a clone, a rescale) has no `stats`; `totals` continue after it.
+A version's stats cover the work of all processes for the stage since the previous version's stats. So the put of a
+manifest counts for the next version, and a runner's requests after its last commit are not counted. A version whose
+writer counts nothing (a clone, a rescale) has no `stats`; `totals` continue after it.
 
 `SharedCounts` keeps its counters in a small memory-mapped file, so that other processes can read them while they grow.
 Each counting process has a separate file, and all files of one purpose are in one folder. Processes need no lock: a
@@ -35,7 +35,7 @@ class Stats(Struct, frozen=True, omit_defaults=True):
     """Requests, bytes, look-ups and commits during some versions of a stage, summed over all processes."""
 
     ms: Sum = 0
-    """Duration that the counters cover, in ms, without time in which no runner ran."""
+    """Duration that the counters cover, in ms, without periods in which no runner ran."""
     gets: Sum = 0
     puts: Sum = 0
     lists: Sum = 0
@@ -115,10 +115,11 @@ class ReadCounters:
     bytes: int = 0
     row_groups: int = 0
     touched_bytes: int = 0
-    """Bytes of all row groups whose hash range has a searched key, including row groups that a filter excluded."""
+    """Bytes of all row groups with a searched key in their hash range, including row groups that a filter excluded."""
     keys: int = 0
     searched: int = 0
-    """Number of probes: pairs of a key and an SST that may have it, up to the SST that has the key."""
+    """Number of probes. A probe searches one SST for one key; the search for a key ends at the first SST with the key.
+    """
     filtered: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
@@ -149,7 +150,7 @@ T = TypeVar("T")
 
 
 class CountingStore(StoreWrapper):
-    """Store wrapper that counts requests by S3 verb. Requests to other store roots count as well.
+    """Store wrapper that counts requests by S3 verb. Requests to other store roots are counted, too.
 
     A listing counts one request for each 1,000 entries consumed, and at least one. A request that the inner store
     retries counts once. `on_request` is called for each request with the method's name, bytes read and bytes written.
@@ -224,7 +225,7 @@ _SLOTS_BYTES = 8 * len(_SLOTS)
 
 
 class SharedCounts:
-    """Counters of this process in a memory-mapped file. An existing file is continued. Thread-safe."""
+    """Counters of this process in a memory-mapped file. Counting continues from an existing file. Thread-safe."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from .wrapper import BaseStore
 PATIENCE_S = 60.0
 
 simulated_stores: dict[str, Callable[[], ObjectStore]] = {}
-"""Functions that open the stores of the simulation that runs in this process, by root."""
+"""Functions that open the stores of a simulation in this process, by root."""
 
 _SUPPORTED = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or a local folder"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
@@ -112,7 +112,10 @@ BaseStore.open_root = staticmethod(open_store)
 
 
 def check_root(root: str) -> None:
-    """Raise `Usage` for an invalid store root in a manifest. An empty root is valid, for the manifest's own root."""
+    """Raise `Usage` for an invalid store root in a manifest.
+
+    The empty root is valid: it stands for the manifest's root.
+    """
     bucket, _, prefix = _REMOTE.sub("", root, count=1).partition("/")
     if _REMOTE.match(root):
         usable = _STORED_BUCKET.fullmatch(bucket) is not None and _is_prefix(prefix)

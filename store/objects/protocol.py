@@ -27,8 +27,8 @@ class ObjectInfo(NamedTuple):
 class ObjectStore(Protocol):
     """Immutable objects, read and written as a whole, under string keys ('/' separates folders).
 
-    A read that starts after a put has returned sees that put. Every method may raise `Unavailable` when storage did
-    not answer within the store's patience; the store retries with backoff until then.
+    A read that starts after a put has returned sees that put. Every method retries with backoff while storage does not
+    answer, and raises `Unavailable` when the store's patience ends.
     """
 
     @property
@@ -38,7 +38,7 @@ class ObjectStore(Protocol):
     def at(self, root: str) -> "ObjectStore":
         """Return the store at another root (a `url`; empty for this store). Repeated calls return one object.
 
-        The returned store has this store's patience and settings, and shares its request counters. Raises `Usage`.
+        The returned store has the same patience and settings, and shares the request counters. Raises `Usage`.
         """
 
     def get(self, key: str) -> bytes:
@@ -48,7 +48,7 @@ class ObjectStore(Protocol):
         """Return `length` bytes of the object from offset `start`; fewer at its end. Raises `ObjectNotFound`."""
 
     def put(self, key: str, data: bytes) -> None:
-        """Write or overwrite the object, atomically. Only for keys that have a single writer."""
+        """Write or overwrite the object, atomically. Use it only for keys that have a single writer."""
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         """Create the object. Raises `ObjectExists` if the key exists, even if it was created meanwhile.

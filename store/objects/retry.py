@@ -31,11 +31,11 @@ T = TypeVar("T")
 class RetryBudget:
     """A token bucket for retries: a retry takes one token, and waits while there is none. Thread-safe.
 
-    Backoff alone slows each request down, but a hundred threads that back off still send many times the requests that
-    an overloaded server can answer, and most of them are retries. The bucket limits their sum. Tokens refill with time,
-    by a tenth for each answered request, and by one for each retry that was answered, so that a recovered server gets
-    full traffic at once. ("Handling Overload" in Site Reliability Engineering, Beyer et al. 2016, limits a client's
-    retries to 10 % of its requests; the standard retry mode of AWS's SDKs has the bucket, with a refund.)
+    Backoff alone does not suffice: a hundred threads that back off still send many times the requests that an
+    overloaded server can answer, mostly retries. The bucket limits the sum of all retries. Tokens refill with time, by
+    a tenth for each answered request, and by one for each answered retry, so that a recovered server gets full traffic
+    at once. ("Handling Overload" in Site Reliability Engineering, Beyer et al. 2016, limits a client's retries to 10 %
+    of its requests; the standard retry mode of AWS's SDKs has the bucket, with a refund.)
     """
 
     max_burst: float = MAX_RETRY_BURST
@@ -59,7 +59,7 @@ class RetryBudget:
             return True
 
     def refill(self, *, repeated: bool) -> None:
-        """Add tokens after an answered request. `repeated` is True if the request had taken a token."""
+        """Add tokens after an answered request. `repeated` is True if the request was a retry that took a token."""
         with self._lock:
             self._tokens = min(self.max_burst, self._tokens + (1 if repeated else _TOKENS_PER_ANSWER))
 

@@ -1,8 +1,8 @@
 """S3 clients of this process, and translation of botocore's errors.
 
-A client belongs to a session of botocore; boto3's session would load many modules that are not used. The session is
-this machine's own session, or a session with nothing but the configuration of another process. Clients request
-encryption at rest for each object that they create, and check that the server confirms it.
+Clients belong to a session of botocore, because boto3's session would load many unused modules. The session has this
+machine's AWS configuration, or only the configuration of another process. Clients request encryption at rest for each
+object that they create, and check that the server confirms it.
 """
 
 import logging
@@ -171,7 +171,7 @@ def _new_client(session: Session, client_config: S3ClientConfig, read_timeout_s:
 
 
 def _require_whole_body(response_dict: dict[str, Any], **_: Any) -> None:
-    """Raise `IncompleteReadError` if a listing or error response is cut off: botocore checks only objects' lengths."""
+    """Raise `IncompleteReadError` for a truncated listing or error response, because botocore checks only objects."""
     body, length = response_dict["body"], int(response_dict["headers"].get("content-length") or 0)
     if isinstance(body, bytes) and len(body) < length:
         raise boto.IncompleteReadError(actual_bytes=len(body), expected_bytes=length)
@@ -208,7 +208,7 @@ def use_access(access: S3Access) -> S3ClientConfig:
 
 
 def session_for(client_config: S3ClientConfig) -> Session:
-    """Return this machine's AWS session, or a session with nothing but the configuration of another process.
+    """Return this machine's AWS session, or a session that has only the configuration of another process.
 
     Raises `Refused` if the configuration names a file that this machine lacks, and `BotoCoreError` if this machine's
     configuration cannot be used.
@@ -277,12 +277,12 @@ def without_credentials(url: str) -> str:
 
 
 def silence_reason(error: Exception) -> str:
-    """Return why a server did not answer. boto3's own message repeats the URL."""
+    """Return the reason why a server did not answer. boto3's own message repeats the URL."""
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")
 
 
 def is_transient(error: boto.ClientError) -> bool:
-    """Tell if a server of AWS asks for a retry, or has failed."""
+    """Return True if a server of AWS asks for a retry, or has failed."""
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     # Some servers answer 501 because they do not support conditional writes.
     return error_code(error) in _TRANSIENT_CODES or status == 429 or (status >= 500 and status != 501)

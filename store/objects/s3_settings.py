@@ -1,8 +1,8 @@
 """Settings of S3 requests, and the S3 configuration and credentials that a process hands to other processes.
 
 Encryption, timeouts, the retry budget and part sizes are set in the table `[s3]` of slackwater.toml or in variables
-`SLACKWATER_S3_…`, which take precedence. They form one value, which is passed with a store to every process that talks
-to S3.
+`SLACKWATER_S3_…`, which take precedence. All settings form one value, which is passed together with a store to every
+process that uses S3.
 
 Spark tasks run on machines that have neither endpoint nor credentials. The driver puts an `S3Access` into the closure
 that Spark pickles for the tasks. It puts the `S3Access` nowhere else: not into an option, a setting, a variable or a
@@ -109,7 +109,7 @@ class S3ClientConfig:
     ca_bundle: str = ""
     """File of trusted certificates, needed on each machine. If empty, each machine uses its own certificates."""
     handed_over: bool = False
-    """True if the configuration comes from another process; this machine's AWS configuration is then ignored."""
+    """True if another process passed the configuration. This machine's AWS configuration is then ignored."""
 
 
 @dataclass(frozen=True, slots=True)

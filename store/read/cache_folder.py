@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _TEMPORARY = ".tmp-"
 _STALE_S = 3600
 _EVICTED_SHARE = 0.1
-"""Share of the size limit that eviction frees. Also the share that this process may write before it measures again."""
+"""Share of the size limit that eviction frees, and that this process may write between two size measurements."""
 
 
 class CacheFolder:

@@ -51,7 +51,7 @@ class Copier:
         for_each_concurrently(copy, missing.values(), self.workers)
 
     def copy_sst_to(self, sst: Sst, key: str) -> None:
-        """Copy an SST to a key, unless the target has the same bytes under this key. Raises `Corruption`."""
+        """Copy an SST to a key, unless the target already has the same bytes under this key. Raises `Corruption`."""
         if not (self._has(key, sst.bytes) and xxhash.xxh3_128_hexdigest(self.target.get(key)) == sst.checksum):
             self._put(key, fetch(self.source, sst))
 

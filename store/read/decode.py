@@ -28,10 +28,10 @@ _SPARSE_STEP = 64
 _CACHED_ROWS = 1 << 17
 _SMALL_SEARCH = 16
 _MAX_COLLISIONS = 4
-"""Limit of rows with the same hash: up to this number they are compared one by one, more are compared by a join."""
+"""Limit of rows with the same hash that are compared one by one. More rows are compared by a join."""
 BLOCK_ROWS, _BLOCK_BYTES = 1 << 20, 64 << 20
 _PARTS_BLOCK_BYTES = 16 << 20
-"""Bytes of a block of parts of lists. It is small, because Arrow takes three times as much memory to decode a block."""
+"""Size in bytes of a block of parts of lists. Arrow needs three times this memory to decode a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Block:
     """Consecutive rows of one SST in memory, sorted by hash."""
 
     stored: pa.RecordBatch
-    """Rows with the SST's own columns, which may differ from the table's: use `rows` and `take` for those.
+    """Rows with the SST's own columns. `rows` and `take` return the table's columns, which may differ.
 
     The internal columns (`_hash`, `_seq`, `_op`, `_expires_at`) may be read directly.
     """
@@ -92,9 +92,9 @@ class Block:
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]]:
         """Find the keys at these `positions` of `keys` in the block. `hashes` has the hashes of all `keys`, ascending.
 
-        Yields four aligned values for the keys whose hash is in the block: the keys' positions; the index of a row with
-        the key's hash; `columns` of these rows; and a mask that is True if the row has the key itself. Where the mask
-        is False (a hash collision), the key is yielded again with the next row of the hash, if there is one.
+        Yields four aligned values for the keys whose hash is in the block: positions of the keys; the index of a row
+        with the key's hash; `columns` of these rows; and a mask. The mask is True if the row has the searched key. If
+        it is False (a hash collision), the key is yielded again with the next row of the same hash, if any.
         """
         positions, at = self.locate(hashes, positions)
         for _ in range(_MAX_COLLISIONS):
@@ -113,7 +113,7 @@ class Block:
     def locate(
         self, hashes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return two values: those of the `positions` whose hash is in the block, and the first row of each such hash.
+        """Return the `positions` whose hash is in the block, and the first row of each such hash.
 
         `positions` refer to `hashes`, which are ascending.
         """
@@ -161,7 +161,7 @@ class Block:
         return positions[is_match], at, self.take(at, columns), np.ones(len(at), np.bool_)
 
     def rows_with(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return two arrays for all rows with these hashes: the hash's index in `hashes`, and the row's position."""
+        """Return two arrays for all rows with these hashes: the index into `hashes`, and the row's position."""
         low, high = (self.hashes.searchsorted(hashes, side=side) for side in ("left", "right"))
         owners = np.repeat(np.arange(len(hashes)), high - low)
         starts = np.repeat(low - np.concatenate(([0], np.cumsum(high - low)[:-1])), high - low)

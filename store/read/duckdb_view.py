@@ -1,7 +1,7 @@
 """DuckDB views of a table at one or several versions: the newest row of each key, without deleted keys.
 
 Merge-on-read by position: the hidden rows of each SST (`visible_rows`) are computed before the view is created. So a
-query scans the columns that it selects and one bit for each row. It reads no keys, hashes and versions, and needs no
+query scans only its selected columns, and one bit for each row. It reads no keys, hashes or versions, and needs no
 join.
 
 SSTs that the cache has mapped are scanned in place, with the bit as an extra column: nothing is decoded, and 1 M rows
@@ -12,9 +12,9 @@ SSTs with equal columns are one scan. Renamed, widened and added columns are con
 `sst.schema`; tables that were never migrated, and SSTs with the current columns, need no conversion.
 
 In a view of several versions, each row of an SST comes with the versions that show it. An SST belongs to many versions,
-and from one version to the next, newer rows hide only a few of its rows. So its file is scanned once, whatever the
-number of versions. Only rows that are hidden at some version are listed, with the range of versions that show them. All
-other rows have the range of versions of their SST.
+and from one version to the next, newer rows hide only a few of its rows. So an SST's file is scanned once, regardless
+of the number of versions. Only rows that some version hides are listed, with the range of versions that show the row.
+All other rows have the range of versions of their SST.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -236,7 +236,7 @@ def quote_literal(text: str) -> str:
 
 
 _Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""Row numbers, and for each row the positions of the first and last version that show it (last < first for none)."""
+"""Row numbers; and the first and last version that show each row, as positions (last < first for none)."""
 
 
 @dataclass(slots=True)

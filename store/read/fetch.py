@@ -51,7 +51,7 @@ def corruption_error(sst: Sst, reason: str) -> Corruption:
 _SMALL_GAP_BYTES = 4_096
 _MAX_GAP_BYTES = 65_536
 _MAX_GAP_SHARE = 16
-"""A gap above `_SMALL_GAP_BYTES` is read if it has at most 1 / `_MAX_GAP_SHARE` of the useful bytes before it."""
+"""A gap above `_SMALL_GAP_BYTES` is read if it has at most 1 / `_MAX_GAP_SHARE` of the requested bytes before it."""
 _MAX_REQUEST_BYTES = 8 << 20
 """Size above which a range is split into concurrent requests: one connection reads 50 to 100 MB/s."""
 _MAX_REQUESTS = 32

@@ -54,7 +54,7 @@ class Footer:
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
     filter_checksums_start: npt.NDArray[np.int64]
-    """Offset of each row group's filter checksums, then the offset after the last group's."""
+    """Offset of each row group's filter checksums, followed by the end offset of the last checksums."""
     checksums: bytes
 
     def filter_chunk_range(self, group: int, chunk: int) -> tuple[int, int]:
@@ -257,9 +257,9 @@ def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
 def fetch_tails(
     store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: ReadCounters, max_index_bytes: int
 ) -> list[bytes]:
-    """Return the last bytes of each SST, which contain its footer, in one round trip.
+    """Return the last bytes of each SST, which contain the SST's footer, in one round trip.
 
-    If the footer is cached, the bytes are empty. The page index is included if it has at most `max_index_bytes`. Raises
+    Returns empty bytes for a cached footer. The page index is included if it has at most `max_index_bytes`. Raises
     `Corruption`.
     """
     with _lock:

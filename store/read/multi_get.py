@@ -2,8 +2,8 @@
 
 SSTs are searched one by one, newest first, each for the keys that are still missing. Keys outside the SST's hash range
 are skipped. If the SST is not on this machine, its Bloom filter and page index exclude more keys (`remote_sst`). A
-binary search over the hashes finds candidate rows. The keys of the candidates are compared at the end, at once for all
-SSTs. If a candidate only shares the hash of its key, the key is searched again, and compared block by block
+binary search over the hashes finds candidate rows. At the end, the keys of all candidates are compared at once. If a
+candidate only shares the hash of its key, the key is searched again, and compared block by block
 (`decode.Block.match`). A tombstone or an expired row ends the search for its key. All steps are vectorised; the cost
 depends on the number of keys, not on the size of the state.
 
@@ -59,9 +59,9 @@ def find_due_rows(
 ) -> tuple[pa.Table, int | None]:
     """Return `_hash`, key and `_seq` of all rows that fall due in a period, including rows that newer SSTs hide.
 
-    As a second value, returns the earliest time after the period at which a row may fall due, or None. `span` is the
-    first and the last millisecond of the period, since 1970 UTC; `hashes` is the lowest and the highest hash to find.
-    All bounds are inclusive.
+    The second value is the earliest time after the period at which a row may fall due, or None. `span` is the first and
+    the last millisecond of the period, since 1970 UTC; `hashes` is the lowest and the highest hash to find. All bounds
+    are inclusive.
     """
     key = arrow_schema(table.key)
     parts = [pa.schema([(HASH, pa.int64()), *key, (SEQ, pa.int64())]).empty_table()]
@@ -141,7 +141,7 @@ class TableLookUps:
         return values, present, seqs
 
     def get_parts(self, keys: pa.Table) -> tuple[npt.NDArray[np.int64], pa.Table]:
-        """Return parts, with the result of `find_parts`.
+        """Return the parts of keys; the result is that of `find_parts`.
 
         If `keys` has the key columns of the stage's table, returns all parts of each key. If it has all key columns of
         the table of parts, returns these single parts.
@@ -353,7 +353,7 @@ class _Search:
         # Many parts of one key share its hash.
         self._compares_at_once = has_parts(table)
         self._located: dict[tuple[str, ...], list[tuple[npt.NDArray[np.int64], pa.RecordBatch]]] = {}
-        """Positions of keys and rows with their hashes, not compared yet, by the rows' columns."""
+        """Rows located by hash and not compared yet, with positions of their keys, by the rows' columns."""
         self._found_rows: list[pa.Table] = []
         self._found_positions: list[npt.NDArray[np.int64]] = []
 
@@ -393,8 +393,8 @@ class _Search:
     def compare_keys(self) -> None:
         """Compare the keys of all located rows with the searched keys, at once.
 
-        Afterwards, only keys whose hash belonged to a row of another key are missing. They need a second search of all
-        SSTs, which compares keys block by block.
+        Afterwards, only keys with a hash collision are missing. They need a second search of all SSTs, which compares
+        keys block by block.
         """
         collided = [self.missing[:0]]
         for names, located in self._located.items():

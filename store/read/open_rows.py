@@ -1,9 +1,9 @@
 """Look-ups of a few keys in a table whose SSTs are open in this process.
 
-The search is that of `multi_get`. It searches the SSTs of a key's state partition, newest first. A binary search over
-hashes finds candidate rows, whose keys are then compared. A tombstone or an expired row ends the search. Without Arrow
-calls, a key costs about 10 µs here. In `multi_get` the first key of a look-up costs about 300 µs, and each further key
-1 µs.
+The algorithm is that of `multi_get`: the SSTs of a key's state partition are searched, newest first. A binary search
+over hashes finds candidate rows, whose keys are then compared. A tombstone or an expired row ends the search. Without
+Arrow calls, a key costs about 10 µs here. In `multi_get` the first key of a look-up costs about 300 µs, and each
+further key 1 µs.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -18,7 +18,10 @@ from .decode import Cells
 
 
 class OpenRows:
-    """State partitions of a table at one version, for look-ups. All their SSTs stay mapped. Thread-safe."""
+    """State partitions of a table at one version, for look-ups. All SSTs of these state partitions stay mapped.
+
+    Thread-safe.
+    """
 
     def __init__(self, table: Table, partitions: Collection[int], opened: Iterable[tuple[Sst, MappedSst]]) -> None:
         self.table = table

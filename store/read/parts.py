@@ -32,7 +32,7 @@ def find_parts(
     keys: pa.Table,
     reads: ReadCounters,
 ) -> tuple[npt.NDArray[np.int64], pa.Table]:
-    """Return all visible parts of some keys: for each part the key's index, ascending; and the rows of the parts.
+    """Return all visible parts of some keys: the index of each part's key, ascending, and the rows of the parts.
 
     `keys` has the hashed key columns, each key once, and `hashes` their hashes. Rows have all columns of the table. The
     rows of one key are in the order of their last key column. Raises `Corruption`.
@@ -81,10 +81,10 @@ def read_hashes(
     columns: Sequence[str],
     reads: ReadCounters,
 ) -> Iterable[Block]:
-    """Return blocks of an SST that have all its rows with these hashes, which are ascending. Raises `Corruption`.
+    """Return blocks of an SST that contain all rows with these ascending hashes. Raises `Corruption`.
 
-    Of an SST outside the cache, reads only pages that may have the hashes. An SST is fetched whole into the cache if it
-    is small, or if earlier range reads have cost as many bytes as its size.
+    For an SST outside the cache, reads only pages that may have the hashes. An SST is fetched whole into the cache if
+    it is small, or if earlier range reads have cost as many bytes as its size.
     """
     mapped = cache.cached_rows(sst, table) if cache is not None else None
     if mapped is None and cache is not None and (sst.bytes <= SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes):

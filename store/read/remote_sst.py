@@ -58,7 +58,7 @@ class RangedSst:
     def find_hashes(
         self, hashes: npt.NDArray[np.int64], *, filtered: bool = True
     ) -> tuple[npt.NDArray[np.bool_], list[PageSelection]]:
-        """Return two values: a mask of the hashes that the SST may have, and the pages that may have them.
+        """Return a mask of the hashes that the SST may have, and the pages that may have these hashes.
 
         The hashes are ascending. With `filtered=False`, no filter is read. Raises `Corruption` if footer, index or
         filter are damaged.
@@ -133,7 +133,7 @@ class RangedSst:
         return parts
 
     def next_value_after(self, column: str, high: int) -> int | None:
-        """Return the smallest value above `high` in pages that `find_values` left out, or None."""
+        """Return the smallest value above `high` in the pages that `find_values` excluded, or None."""
         ranges = [self._ranges_of(column)]
         ranges += [index.ranges[column] for index in self._indexes.indexes.values() if column in index.ranges]
         # All-null row groups and pages have empty ranges.
@@ -143,8 +143,8 @@ class RangedSst:
     def _ranges_of(self, column: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the least and the largest value of an int64 column in each row group.
 
-        Without statistics, the range has all values. If all values are null, or the SST is older than the column, the
-        range is empty: its least value is above its largest value.
+        Without statistics, the range covers all possible values. If all values are null, or the SST is older than the
+        column, the range is empty: its least value is above its largest value.
         """
         metadata, ranges = self._footer.metadata, []
         index = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column), None)
@@ -174,8 +174,8 @@ class RangedSst:
     ) -> Iterator[Block]:
         """Yield the rows of these pages, which are from `find_hashes` or `find_values`, in SST order.
 
-        `names` are the needed columns, of the table or internal; None for all. Columns that the SST lacks are left out.
-        Pages are read in windows of up to `window_bytes`; a larger element of `parts` is read alone. Raises
+        `names` are the needed columns, including internal columns; None for all. Columns that the SST lacks are left
+        out. Pages are read in windows of up to `window_bytes`; a larger element of `parts` is read alone. Raises
         `Corruption`.
         """
         waiting = deque((part, self.bytes_of([part])) for part in parts)
@@ -296,7 +296,7 @@ class SelectedRows:
 
 
 def load_indexes(probes: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtered: bool = True) -> None:
-    """Load, in one round trip, the page indexes and filter chunks that `find_hashes` needs for ascending hashes."""
+    """Load the page indexes and filter chunks that `find_hashes` needs for ascending hashes, in one round trip."""
     required: list[tuple[RangedSst, dict[int, list[int]]]] = []
     for ranged, hashes in probes:
         first, end = ranged._positions_by_group(hashes)

@@ -1,8 +1,8 @@
 """Finds hidden rows of SSTs: tombstones, and rows whose key is also in a newer SST.
 
 Hidden rows are computed once for each pair of SSTs and cached, because SSTs are immutable. Iceberg and Delta store such
-positions as deletion vectors. The computation reads the hashes of the older SST and the keys of the newer SST, for a
-vectorised search. A query then reads only the selected columns of the older SST.
+positions as deletion vectors. The computation searches the hashes of the older SST for the keys of the newer SST. A
+query then reads only the selected columns of the older SST.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ class HiddenRowFinder:
     def find_hidden(self, older: Sst, newer: Sequence[Sst]) -> dict[Sst | None, npt.NDArray[np.int64]]:
         """Return the positions of hidden rows of `older`, grouped by the newer SST that hides them.
 
-        Tombstones are under the key None. Reads the older SST once for every `at_once` newer SSTs.
+        Tombstones have the key None. Reads the older SST once for every `at_once` newer SSTs.
         """
         by = [None, *newer] if older.tombstones else list(newer)
         hidden: dict[Sst | None, npt.NDArray[np.int64]] = {}

@@ -1,8 +1,8 @@
-r"""Arrow types of the column types in manifests, and conversion of values that Python or SQL cannot represent.
+r"""Arrow types of the column types in manifests, and conversion of values that neither Python nor SQL can represent.
 
 Some Arrow values have no Python value: dates and times beyond the years 1 to 9999, nanoseconds, strings that are not
-UTF-8. These values become text, so that mistakes stay visible: a program that mistakes milliseconds for seconds
-produces the year 55,840.
+UTF-8. These values become text, so that mistakes stay visible. For example, a program that reads milliseconds as
+seconds produces the year 55,840.
 
 Spark keeps any bytes in a string, and keeps duplicate map keys from JSON or Protobuf. State tables store these values
 unchanged. DuckDB refuses a whole file with such a value. So, for DuckDB, strings that are not UTF-8 get `\xff` in place
@@ -82,9 +82,9 @@ def arrow_type(kind: ColumnType) -> pa.DataType:
 def from_arrow(arrow_type: pa.DataType) -> str:
     """Return the name that manifests use for an Arrow type.
 
-    Types that hold equal values in different layouts share a name: large and view variants of string, binary and list
-    have the plain variant's name, and timestamps in any time zone have UTC's. Struct fields and list elements are
-    always nullable. Raises `Usage` if state tables do not support the type.
+    Variants of a type share one name: large and view variants of string, binary and list are named like the plain type,
+    and a timestamp in any time zone is named like a timestamp in UTC. Struct fields and list elements are always
+    nullable. Raises `Usage` if state tables do not support the type.
     """
     types = pa.types
     if types.is_struct(arrow_type):
@@ -112,10 +112,10 @@ def _quote(name: str) -> str:
 
 
 def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
-    r"""Return the rows as dicts, like `to_pylist`; values that Python lacks become text: `55840-11-08 22:13:20`.
+    r"""Return the rows as dicts, like `to_pylist`. Values that Python cannot represent become text.
 
-    Times with a zone are in UTC, and years are written as by `instants.format_day`. Bytes of a string that are not
-    UTF-8 become `\xff`.
+    Such text is `55840-11-08 22:13:20`, for example. Times with a zone are in UTC, and years are written as by
+    `instants.format_day`. Bytes of a string that are not UTF-8 become `\xff`.
     """
     if not table.num_columns:
         return [{} for _ in range(table.num_rows)]
@@ -274,7 +274,10 @@ def map_nested(
     change_leaf: Callable[[pa.Array], pa.Array],
     change_map: Callable[[pa.MapArray], pa.Array] = lambda it: it,
 ) -> pa.Array:
-    """Return the array after applying `change_leaf` to its leaf arrays, then `change_map` to its maps, at any depth."""
+    """Return a changed copy of the array: `change_leaf` is applied to leaf arrays first, then `change_map` to maps.
+
+    Applies to nested arrays at any depth.
+    """
     kind, types = array.type, pa.types
     if not (types.is_struct(kind) or types.is_map(kind) or types.is_list(kind)):
         return change_leaf(array)

@@ -1,10 +1,10 @@
 """Hashes of keys, compatible with Spark; state partitions of hashes; equality and order of keys.
 
 `_hash` equals Spark SQL's `xxhash64(key columns)`, so Spark can compute it, too. Each type is hashed as in Spark's
-`HashExpression` and `XxHash64Function` (catalyst/expressions/hash.scala): the first seed is 42, each column's hash is
-the seed of the next column, and NULL keeps the seed. A struct is hashed field by field; a NULL struct keeps the seed,
-as NULL fields do. Two structs are equal keys if all fields are equal; NULL and a struct of NULLs are different keys,
-although they share their hash.
+`HashExpression` and `XxHash64Function` (catalyst/expressions/hash.scala). The first column has the seed 42, and the
+hash of a column is the seed of the next column. NULL keeps the seed. A struct is hashed field by field; a NULL struct
+keeps the seed, as NULL fields do. Two structs are equal keys if all fields are equal; NULL and a struct of NULLs are
+different keys, although they share their hash.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def hash_key(values: Sequence[str | int | None], types: Sequence[str]) -> int:
 def partition_of(hashes: npt.NDArray[np.int64], partitions: int) -> npt.NDArray[np.int32]:
     """Return the state partition of each hash: the index of one of `partitions` equal ranges of int64.
 
-    Multiply-shift on the upper half of the hash. Doubling `partitions` splits each range in two.
+    The algorithm is multiply-shift on the upper half of the hash. Doubling `partitions` splits each range in two.
     """
     from_zero = hashes.view(np.uint64) ^ np.uint64(1 << 63)
     return (((from_zero >> np.uint64(32)) * np.uint64(partitions)) >> np.uint64(32)).astype(np.int32)
@@ -104,7 +104,10 @@ def same_keys(
 
 
 def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the order of keys by (hash, key), and a mask, in this order, of keys that equal the previous key."""
+    """Return the order of the keys by (hash, key), and a mask of repeated keys.
+
+    The mask is in the sorted order. It is True for a key that equals the previous key.
+    """
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
     repeats = np.zeros(len(hashes), np.bool_)
@@ -267,10 +270,6 @@ def _fixed_width_values(column: pa.Array) -> np.ndarray:
 
 
 def _as_big_integers(halves: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return the bytes of integers, and their offsets, as in Java's `BigInteger.toByteArray`.
-
-    Each integer has its shortest signed big-endian form.
-    """
     big_endian = halves[:, ::-1].astype(">u8").view(np.uint8).reshape(-1, 16)
     sign = np.where(big_endian[:, :1] & 0x80, 0xFF, 0).astype(np.uint8)
     # Skip leading sign bytes; but keep one if the top bit of the next byte would change the sign.
@@ -288,7 +287,7 @@ SHARE_GRANULARITY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class KeyShare:
-    """A sample of keys, chosen by hash. A table, its input and Spark all choose the same keys.
+    """A sample of keys, chosen by hash, so that a table, the table's input and Spark choose the same keys.
 
     A key is in the sample if its `xxhash64`, modulo `SHARE_GRANULARITY`, is below `parts`.
     """

@@ -63,7 +63,7 @@ class PageHeader(_Struct):
     """Header of a Parquet page."""
 
     class Data(_Struct):
-        """Fields of a data page's header, of version 1 or 2."""
+        """Header fields that data pages of versions 1 and 2 share."""
 
         num_values: int = _field(1, TType.I32)
 
@@ -187,12 +187,12 @@ def build_file_of_pages(
     read: Callable[[int, int], memoryview],
     nested: Sequence[bool],
 ) -> bytes:
-    """Build a Parquet file from some pages of another file, and return its bytes.
+    """Build a Parquet file from some pages of another file, and return the new file's bytes.
 
     Args:
         schema: schema of the other file.
-        parts: row groups, each with the number of rows in its pages, and the offset ranges of the pages by leaf column,
-            in chunk order: the dictionary page first; empty for a column that is not read.
+        parts: row groups. Each has the number of rows in its pages, and, for each leaf column in chunk order, the
+            offset ranges of its pages. The dictionary page is first. A column that is not read has no ranges.
         read: returns the bytes between two offsets of the other file.
         nested: for each leaf column, True if a row may have several values or none.
     """
@@ -266,7 +266,7 @@ _CHUNK_BLOCKS = CHUNK_BYTES // _BLOCK_BYTES
 
 
 def split_filter(data: bytes) -> dict[int, bytes]:
-    """Split a Bloom filter, given as its bytes in Parquet (header and bits), into numbered chunks.
+    """Split the bytes of a Parquet Bloom filter (header and bits) into numbered chunks.
 
     Raises `ValueError` for an unknown header.
     """
@@ -284,14 +284,14 @@ def split_filter(data: bytes) -> dict[int, bytes]:
 
 
 def filter_bits_range(column: ColumnMetaData) -> tuple[int, int]:
-    """Return the start and the end offset of the bits of a column's Bloom filter; equal without a filter."""
+    """Return the start and the end offset of the bits of a column's Bloom filter. Both are equal without a filter."""
     start, size = column.bloom_filter_offset or 0, column.bloom_filter_length or 0
     # The header before them is shorter than a block.
     return start + size % _BLOCK_BYTES, start + size
 
 
 def probed_chunks(hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the number of the filter chunk that has the bits of each `_hash`. `num_bytes` is the filter's size."""
+    """Return, for each `_hash`, the number of the filter chunk with its bits. `num_bytes` is the filter's size."""
     return (_block_numbers(_filter_hashes(hashes), num_bytes // _BLOCK_BYTES) // np.uint64(_CHUNK_BLOCKS)).astype(
         np.int64
     )

@@ -1,7 +1,7 @@
 """Arrow schemas of tables and SSTs, and conversion of SSTs whose columns differ from the table's current ones.
 
-A column has a permanent id (`Table.column_ids`), which SSTs store as Parquet's field id. So a renamed column is found
-under its former name, a widened column is cast, an added column has its default, and a removed column is not read.
+A column has a permanent id (`Table.column_ids`), which SSTs store as Parquet's field id. The id maps a renamed column
+to its former name. A widened column is cast, an added column gets its default, and a removed column is not read.
 
 Only this module maps an SST's columns to a table's columns. All code that reads rows uses a `ColumnConversion`, or None
 if the SST has the table's own columns.
@@ -122,10 +122,7 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """Source of a table's column in an SST: the SST's column `name`.
-
-    If `name` is None, the column has the value `default`.
-    """
+    """A table column's source in an SST: the SST's column `name`, or the constant `default` if `name` is None."""
 
     type: pa.DataType
     name: str | None
@@ -260,7 +257,7 @@ def can_widen(was: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def expired_mask(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArray[np.bool_] | None:
-    """Return a mask of the expired rows; None if no row can expire."""
+    """Return a mask of the rows that have expired at `clock_ms`; None if no row can expire."""
     if clock_ms is None or EXPIRES not in rows.schema.names:
         return None
     expires = rows.column(EXPIRES)
@@ -287,7 +284,7 @@ def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
 
 
 def latest_event_ms(rows: pa.Table, ttl: Ttl | None) -> int | None:
-    """Return the largest event time of the rows that are no tombstones, in ms since 1970 UTC.
+    """Return the largest event time of the rows, without tombstones, in ms since 1970 UTC.
 
     Returns None without such rows, or if the table does not expire rows by event time.
     """

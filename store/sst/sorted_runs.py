@@ -1,9 +1,9 @@
 """Sorted runs of SSTs: the state partitions of an SST's hashes, and the SSTs that overlap.
 
-The number of state partitions may change (`snapshot.change.stages`) without a change of the SSTs. So the range of an
-SST's hashes determines its state partitions; `Sst.partition` is never used for this. Compactions and rescales preserve
-one invariant: two SSTs that overlap in `_hash` do not overlap in `_seq`. So of two rows of a key, the newer row is in
-the SST with the larger `seq_max`. Pure functions without numpy, which `status` must not load.
+The number of state partitions may change (`snapshot.change.stages`), while SSTs stay unchanged. So an SST's state
+partitions follow from its range of hashes, never from `Sst.partition`. Compactions and rescales preserve one invariant:
+two SSTs that overlap in `_hash` do not overlap in `_seq`. So of two rows of a key, the newer row is in the SST with the
+larger `seq_max`. Pure functions without numpy, which `status` must not load.
 """
 
 from bisect import bisect, insort
@@ -36,10 +36,7 @@ def newer_than(older: Sst, ssts: Iterable[Sst]) -> list[Sst]:
 
 
 def estimate_within(whole: int, sst: Sst, low: int, high: int) -> int:
-    """Estimate the part of `whole` (an SST's bytes or rows) with hashes from `low` to `high` (inclusive).
-
-    Assumes evenly spread hashes.
-    """
+    """Estimate how many of an SST's `whole` bytes or rows have hashes from `low` to `high` (inclusive)."""
     inside = min(high, sst.hash_max) - max(low, sst.hash_min) + 1
     return whole * max(0, inside) // (sst.hash_max - sst.hash_min + 1)
 
@@ -90,7 +87,7 @@ def max_overlap(ssts: Iterable[Sst]) -> int:
 
 
 class _GrowingRun:
-    """A run that is being formed from SSTs. Once `level` is 0, no further SST can join the run."""
+    """A run under construction. No further SST can join the run once `level` is 0."""
 
     def __init__(self, ssts: list[Sst]) -> None:
         self.ssts = ssts

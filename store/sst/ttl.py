@@ -7,8 +7,8 @@ expired at one version is expired at all later versions, and compaction may drop
 
 There are two kinds of clock. *By write time* it is the wall clock at the start of the batch. *By event time* it is the
 largest event time in the table: this clock does not advance without input, and replaying an old topic expires no row
-too early. A table whose time to live was turned off keeps its last clock: no further rows expire, and no expired row
-becomes visible.
+too early. After the time to live is turned off, the table keeps its last clock: no further rows expire, and no expired
+row becomes visible.
 
 Pure functions without numpy (`status` must start quickly); `schema` works on rows.
 """
@@ -51,9 +51,10 @@ def claim_clock_ms(previous: Table | None, table: Table | None, clock_ms: int) -
 
 
 def read_clock_ms(manifest: Manifest, at_ms: int) -> int:
-    """Return the clock by which a version's rows expired for readers at `at_ms`, when it was the newest version.
+    """Return the clock that decided which rows of a version were expired for readers at the time `at_ms`.
 
-    With `at_ms` 0, returns the version's own clock, which gives the same rows at any time.
+    The version was the newest one at that time. With `at_ms` 0, returns the version's own clock, which gives the same
+    rows at any time.
     """
     # By write time, rows of the newest version continue to expire until the next commit.
     return batch_clock_ms(manifest, at_ms) if at_ms else manifest.clock_ms
@@ -113,10 +114,11 @@ def expired_bytes(ssts: Iterable[Sst], clock_ms: int) -> float:
 
 
 def expired_suffix(runs: Sequence[tuple[int, float]]) -> int | None:
-    """Return the smallest index such that expired rows have at least half of the bytes from that run on; None if none.
+    """Return the index from which on expired rows have at least half of the bytes; None without such an index.
 
     `runs` are bytes and expired bytes of each run, newest first. The runs from this index to the oldest are worth a
-    merge, regardless of their number and sizes: only a merge that includes the oldest run drops expired rows.
+    merge, regardless of their number and sizes: only a merge that includes the oldest run drops expired rows. If
+    several indexes qualify, returns the smallest.
     """
     start, total, expired = None, 0, 0.0
     for position in reversed(range(len(runs))):
@@ -130,7 +132,7 @@ def expired_suffix(runs: Sequence[tuple[int, float]]) -> int | None:
 def drop_expired_suffix(inputs: Sequence[Sst], clock_ms: int) -> tuple[Sst, ...]:
     """Return the inputs that a merge must read. `inputs` are newest first and include the oldest run.
 
-    Leaves out the oldest inputs if none of their rows is visible. There are no older runs whose rows they could hide.
+    Leaves out the oldest inputs if all their rows have expired. No older run exists, so these inputs hide no rows.
     """
     end = len(inputs)
     while end and has_no_visible_rows(inputs[end - 1], clock_ms):

@@ -1,7 +1,7 @@
 """The hash function XXH64 over whole arrays, in numpy.
 
-The algorithm is Yann Collet's (xxHash, `doc/xxhash_spec.md`, section XXH64). It is written for a whole column: every
-step is one operation on all values that need the step. All arithmetic is modulo 2**64, as in numpy's uint64.
+The algorithm is Yann Collet's (xxHash, `doc/xxhash_spec.md`, section XXH64). Each step is one numpy operation on all
+values of a column that need the step. All arithmetic is modulo 2**64, as in numpy's uint64.
 """
 
 from typing import TypeAlias
@@ -40,7 +40,7 @@ def hash_u32(values: npt.NDArray[np.uint32], seeds: U64) -> U64:
 def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seeds: U64) -> U64:
     """Return the XXH64 of byte strings in Arrow's layout. `seeds` has a seed for each string.
 
-    String i is `data[offsets[i]:offsets[i + 1]]`: there is one offset more than there are strings.
+    String i is `data[offsets[i]:offsets[i + 1]]`: so n strings have n + 1 offsets.
     """
     if len(seeds) <= _SMALL_COUNT:
         ends, numbered, digest = offsets.tolist(), enumerate(seeds.tolist()), xxhash.xxh64_intdigest

@@ -1,4 +1,4 @@
-"""Amendments, which are changes to a stage as values, and the loop that commits them by compare-and-swap.
+"""Amendments (values that describe a change to a stage), and the loop that commits them by compare-and-swap.
 
 Claims, compactions, rescales, migrations and batches are amendments: a condition on the newest version, and a function
 from that version to the next. If a writer loses the race for a version number, it checks its condition again and
@@ -40,7 +40,7 @@ class Amendment:
     requires: Callable[[Manifest], bool] = lambda _head: True
     """Condition on the newest version, called before `update`. It may be slow.
 
-    It returns False if there is nothing left to do, and raises an error if the change is not allowed.
+    It returns False if the change is already in effect, and raises an error if the change is not allowed.
     """
     epoch: int = 0
     """Epoch of the stage's current writer if that writer makes the change; else 0.
@@ -73,7 +73,7 @@ def amend(
 ) -> Amended:
     """Commit a change as a stage's next version by compare-and-swap; retry on the new head after a lost race.
 
-    `target` is the newest version, as the caller saw it within the last half hour, or the names of app and stage. The
+    `target` is the newest version that the caller saw within the last half hour, or the names of app and stage. The
     stage's current writer first tries the version that it knows, without a search for newer versions. `by` is host:pid
     or user@host, for people. `writer` is the author's unique id, needed only if later commits carry the same id.
     `now_ms` is the wall clock, or a function that is called for each attempt. `take_stats` returns the requests and
@@ -83,10 +83,10 @@ def amend(
         Fenced: another writer took the stage over from the writer with `change.epoch`; or the stage was deleted.
         CommitConflict: other writers kept winning the race for the next number.
         NotFound: there is no such stage, and the change is neither a claim nor an init.
-        Refused: the stage is retired, and the change is no claim that brings it back.
+        Refused: the stage is retired, and the change is not a claim.
         Corruption: the head cannot be read.
         Unavailable: storage did not answer; the version may have been committed.
-        ValueError: `update` changed the version's identity, or made a version that could not be read again.
+        ValueError: `update` changed the version's identity, or returned a version that cannot be decoded.
     """
     head, (app, stage) = (target, (target.app, target.stage)) if isinstance(target, Manifest) else (None, target)
     keys.check_name("app", app)
@@ -126,10 +126,7 @@ def amend(
 
 
 def commit_first(store: ObjectStore, first: Manifest) -> bool:
-    """Commit the first version of a stage. Returns False if a version of this kind exists already.
-
-    Raises the errors of `commit.commit`.
-    """
+    """Commit the first version of a stage. Returns False if the stage already has a version of this kind."""
     first = fold_before_commit(store, first)
     try:
         commit.commit(store, first)

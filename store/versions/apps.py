@@ -88,8 +88,8 @@ def promotions(store: ObjectStore, name: str) -> tuple[PromotionOutcome, ...]:
 def promoted_names(store: ObjectStore) -> dict[str, str]:
     """Return the names of apps that promotions renamed, by folder.
 
-    The app that was promoted has another app's name; the app that lost its name has `NAME~1`. Apps whose name is that
-    of their folder are left out. Costs one listing, and for each promoted name twice the requests of `folder_of`.
+    A promoted app has the name that another app had; the other app is now `NAME~1`. Apps that are named like their
+    folder are left out. Costs one listing, and for each promoted name twice the requests of `folder_of`.
     """
     names: dict[str, str] = {}
     for name in store.list_folders(f"{keys.NAMES}/"):
@@ -108,16 +108,15 @@ def find_promoted_name(store: ObjectStore, folder: str) -> str:
 
 
 def promoted_name(names: Mapping[str, str], folder: str) -> str:
-    """Return the name of a folder's app in `names` (from `promoted_names`); empty if it got no name."""
     name = names.get(folder, "")
     return "" if "~" in name else name
 
 
 def current_owner(store: ObjectStore, folder: str, time_ms: int) -> str:
-    """Return the folder that now has the name which the app in `folder` had at `time_ms`.
+    """Return the folder of the current owner of a name: the name of the app in `folder` at `time_ms`.
 
-    Returns `folder` if the name was never promoted to another app, or if the app had lost it before `time_ms`. Reads
-    all promotion outcomes.
+    Returns `folder` if the name was never promoted to another app, or if the app had lost the name before `time_ms`.
+    Reads all promotion outcomes.
     """
     for name in store.list_folders(f"{keys.NAMES}/"):
         done = promotions(store, name)
@@ -127,7 +126,7 @@ def current_owner(store: ObjectStore, folder: str, time_ms: int) -> str:
 
 
 def take_back_command(name: str, folder: str) -> str:
-    """Return the command that gives a name back to the app that had it before the last promotion."""
+    """Return the command that undoes the last promotion over a name."""
     return f"slackwater promote {'--back' if folder == name else folder} --over {name}"
 
 
@@ -148,9 +147,9 @@ def check_name_free(store: ObjectStore, name: str) -> None:
 
 
 def replace_name_by_folder(store: ObjectStore, text: str) -> str:
-    """Return a ref, or `APP/STAGE`, in which the app's folder replaces the app's name.
+    """Return a ref, or `APP/STAGE`, with the app's name replaced by the app's folder.
 
-    An invalid name stays as it is. Raises `NotFound` if the name had fewer promotions than `NAME~N` says.
+    An invalid name is not changed. Raises `NotFound` if a name `NAME~N` had fewer than N promotions.
     """
     called = re.split("[@/]", text, maxsplit=1)[0]
     return folder_of(store, called) + text[len(called) :] if _NAME_PATTERN.fullmatch(called) else text
@@ -190,7 +189,7 @@ def iter_clone_sources(store: ObjectStore, app: str) -> Iterator[str]:
 
 
 class CloneJournal(Struct, frozen=True):
-    """Journal of an unfinished clone or adoption, with all that a retry needs."""
+    """Journal of an unfinished clone or adoption, with all data for a retry."""
 
     info: AppInfo
     root: limits.ShortText
@@ -226,10 +225,7 @@ def create_app(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> No
 
 
 def ensure_app(store: ObjectStore, info: AppInfo) -> AppInfo:
-    """Return the stored identity of the app `info.name`; write `info` if there is none.
-
-    Raises the errors of `create_app`.
-    """
+    """Return the stored identity of the app `info.name`, after writing `info` if the app is new."""
     return existing if (existing := find_app(store, info.name)) is not None else _create_identity(store, info)
 
 

@@ -200,7 +200,10 @@ def _table_sst_violations(at: str, ssts: Ssts, names: tuple[str, ...], version: 
 
 
 def sst_violations(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator[Violation]:
-    """Yield the invalid fields of SSTs in the folders of the stages `names`; of any stage if there are no names."""
+    """Yield violations for invalid SST fields, such as a key outside the folders of the stages `names`.
+
+    Without `names`, SSTs of any stage are valid.
+    """
     objects = [sst.object for sst in ssts]
     checksums = "".join([sst.checksum for sst in ssts]) + "".join([sst.footer_checksum for sst in ssts])
     if (
@@ -251,7 +254,7 @@ def _is_hexadecimal(text: str) -> bool:
 
 
 def checksum_violations(field: str, checksum: str) -> Iterator[Violation]:
-    """Yield a violation if a checksum is not hexadecimal; checksums become part of file names."""
+    """Yield a violation if a checksum is not hexadecimal; file names contain checksums."""
     if not _is_hexadecimal(checksum):
         yield Violation(field, checksum, "a checksum of hexadecimal digits")
 

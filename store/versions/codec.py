@@ -1,16 +1,17 @@
 """Encodes structs as JSON with a checksum and a format version, and stores folders of small JSON objects.
 
 An object is `{"format": 1, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added, and
-readers ignore unknown fields. A new field requires the next format if readers must not ignore it, or must copy it into
-the next manifest. An old program rejects a format that it cannot read. The checksum covers all bytes after it.
+readers ignore unknown fields. A new field requires the next format number if readers must not ignore the field, or must
+copy it into the next manifest. An old program rejects a format that it cannot read. The checksum covers all bytes after
+it.
 
 A valid checksum does not prove that the content is valid: a faulty program, or a person with access to the bucket, may
 have written it. So each field is checked against its limits (`limits`) and against other fields (`checks`) before use,
 and an object above the size limit is not read into memory.
 
 A `JsonFolder` has small objects beside an app's history: snapshots, requests, the log of operations, heartbeats,
-migrations and boundaries each have a folder. The content of an object determines its key, so an object under another
-key is reported as corrupt.
+migrations and boundaries each have a folder. The content of an object determines its key; an object under any other key
+is reported as corrupt.
 """
 
 import json
@@ -86,7 +87,7 @@ def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
 def encode(value: msgspec.Struct) -> bytes:
     """Return a struct's bytes. Equal values give equal bytes.
 
-    Raises `Unstorable` if the bytes could not be read back as an equal value. The check takes about a millisecond for
+    Raises `Unstorable` if decoding the bytes does not give an equal value. The check takes about a millisecond for
     1,000 SSTs.
     """
     name, failure = f"this {type(value).__name__}", "could not be read again"
@@ -110,7 +111,7 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def read(store: ObjectStore, key: str, as_type: type[T], *, key_of: Callable[[T], str] | None = None) -> T:
-    """Read the value stored under a key. `key_of` returns the key at which a value belongs, by its content.
+    """Read the value stored under a key. `key_of` computes the expected key of a value, for verification.
 
     Raises:
         ObjectNotFound: there is no such object.
@@ -123,7 +124,7 @@ def read(store: ObjectStore, key: str, as_type: type[T], *, key_of: Callable[[T]
 def read_sized(
     store: ObjectStore, key: str, as_type: type[T], *, key_of: Callable[[T], str] | None = None
 ) -> tuple[T, int]:
-    """Return two values: the value stored under a key, and its stored size in bytes. Errors are those of `read`."""
+    """Return the value stored under a key, and its stored size in bytes. Raises the errors of `read`."""
     data = store.get_range(key, 0, MAX_OBJECT_BYTES + 1)
     if len(data) > MAX_OBJECT_BYTES or _count_values(data) > MAX_OBJECT_VALUES:
         raise corruption_error(
@@ -224,7 +225,7 @@ def _find_invalid_value(value: Any, kind: Any, path: str) -> str | None:
 
 
 def _children(value: Any, kind: Any, path: str) -> Iterator[tuple[Any, str, Any]]:
-    """Yield the nested values with paths and types; none if the structure of the value differs from the type."""
+    """Yield a value's nested values, with paths and types; nothing if the value's structure differs from the type."""
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     kind = stored.StoredSsts if kind is Ssts else kind
     origin, arguments = get_origin(kind), get_args(kind)
@@ -273,7 +274,7 @@ def add(store: ObjectStore, key: str, note: T, *, key_of: Callable[[T], str] | N
 
 @dataclass(frozen=True, slots=True)
 class JsonFolder(Generic[T]):
-    """A folder of small JSON objects of one type. The arguments `of` of its methods are passed to `prefix_of`."""
+    """A folder of small JSON objects of one type. Methods pass their arguments `of` to the function `prefix_of`."""
 
     kind: type[T]
     prefix_of: Callable[..., str]
@@ -318,7 +319,7 @@ class JsonFolder(Generic[T]):
     def all(self, store: ObjectStore, *of: str, since_ms: int = 0) -> tuple[T, ...]:
         """Return all objects written at `since_ms` or later, by storage's clock.
 
-        Costs a listing, and one request for each, many at a time.
+        Costs a listing, and one request for each object; requests run concurrently.
         """
         listed = [info for info in self.listed(store, *of) if info.modified_ms >= since_ms]
         return tuple(filter(None, self.read_concurrently(store, listed, *of)))

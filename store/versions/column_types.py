@@ -1,8 +1,8 @@
 """Parser of column types: Arrow's names in tables, and Spark DDL in channels. Both become a `ColumnType`.
 
 Both forms write `struct<name: type, …>` and `map<type, type>`; a list is `list<type>` or `array<type>`. A plain type is
-a name (`int64` or `bigint`), optionally with numbers. A field's name is in backticks unless it is a word; Spark omits
-the backticks within a struct. Pure Python, so that reading a manifest does not load Arrow.
+a name (`int64` or `bigint`), with or without numbers (`decimal(10, 2)`). A field's name is in backticks unless it is a
+word; Spark omits the backticks within a struct. Pure Python, so that reading a manifest does not load Arrow.
 """
 
 import re

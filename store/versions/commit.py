@@ -3,8 +3,8 @@
 Version N is committed by creating manifest N by put-if-absent; the creator wins. Numbers have no gaps, because a writer
 only tries the number after the newest version that it has seen. A writer takes a stage over by committing a claim: a
 version with the next epoch and its own id. The former writer's next commit has the claim's number or an earlier one, so
-it fails, and the writer sees the newer epoch. A rescale, a retirement and a migration also fence the former writer,
-although no new writer follows. The choice of a base version, and the retry after a lost race, are in `amend`.
+it fails, and the writer sees the newer epoch. A rescale, a retirement and a migration also fence the former writer, but
+do not name a new writer. The choice of a base version, and the retry after a lost race, are in `amend`.
 """
 
 from functools import cache
@@ -28,7 +28,7 @@ _S = TypeVar("_S", bound=Struct)
 def successor(
     head: Manifest, *, kind: VersionKind, epoch: int, writer: str, by: str, now_ms: int, duration_ms: int = 0
 ) -> Manifest:
-    """Return a draft of the version after `head`, in which nothing is changed yet.
+    """Return an unchanged draft of the version after `head`.
 
     State, offsets, open snapshots and `totals` are copied from `head`; fields about one version alone are reset.
     `time_ms` is `now_ms`, but at least 1 ms after the time of `head`. Raises `Fenced` if `head` has a newer epoch.
@@ -73,7 +73,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
         CommitConflict: another commit took the number; read the head and retry.
         Unavailable: storage did not answer; call again with an equal manifest to find out if it was committed.
         Corruption: the number is taken by an unreadable object.
-        ValueError: version or epoch is below 1, or the manifest could not be read again; nothing was put.
+        ValueError: version or epoch is below 1, or the manifest cannot be decoded again; nothing was put.
     """
     if manifest.version < 1 or manifest.epoch < 1:
         raise ValueError(f"versions and epochs count from 1; found v{manifest.version}, epoch {manifest.epoch}")
@@ -99,7 +99,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
 
 
 def check_epoch(head: Manifest, epoch: int) -> None:
-    """Raise `Fenced` if `head` has a newer epoch than the writer: then another writer took over the stage."""
+    """Raise `Fenced` if `head` has a newer epoch than the writer, because another writer took over the stage."""
     if head.epoch <= epoch:
         return
     done, hint = head.traits.fate, head.traits.next_step
@@ -152,7 +152,8 @@ def check_version_exists(store: ObjectStore, manifest: Manifest, version: int) -
 def _check_not_collected(store: ObjectStore, manifest: Manifest, *, existed: bool) -> None:
     """Undo a commit, and raise `Fenced`, if its number had been used and collected before.
 
-    `existed` is True if an earlier attempt created the version. A collection may have made it the first one since.
+    `existed` is True if an earlier attempt created the version. A concurrent collection may have deleted all versions
+    before it.
     """
     if horizon.freshness(store).is_fresh(manifest.app, manifest.stage, manifest.version):
         return

@@ -45,7 +45,7 @@ class RemainingRecords(Struct, frozen=True):
 class ForgottenIndex(Struct, frozen=True):
     """An app's index of objects from which keys were forgotten: maps an object's key to its replacement.
 
-    A replacement is never replaced itself.
+    A replacement never has a replacement.
     """
 
     app: limits.Name
@@ -67,9 +67,9 @@ class ForgottenIndex(Struct, frozen=True):
 
     @property
     def replaced_keys(self) -> tuple[str, ...]:
-        """Keys of replaced objects, which have to be deleted from this store and from its copies.
+        """Keys of replaced objects. This store and its copies must delete these objects.
 
-        A copy may delete them when it has this index and the objects that the index names.
+        A copy may delete the objects once it has this index and all objects that the index names.
         """
         return (*self.ssts, *self.records)
 
@@ -168,7 +168,7 @@ def cache_missing_index(store: ObjectStore, app: str) -> None:
 
 
 def delete_replaced(store: ObjectStore, app: str, before_ms: int) -> None:
-    """Delete an app's replaced indexes that were written at `before_ms` or earlier. Usually costs a listing."""
+    """Delete an app's superseded indexes that were written at `before_ms` or earlier. Usually costs a listing."""
     INDEXES.sweep(store, INDEXES.listed(store, app)[:-1], lambda info: info.modified_ms <= before_ms)
 
 
@@ -225,7 +225,7 @@ class ForgetJournal(Struct, frozen=True):
     time_ms: limits.TimeMs
     salt: limits.ShortText
     digest: limits.Checksum
-    """Salted digest of the keys, by which a repeated request is recognised. Deleted together with the journal."""
+    """Salted digest of the keys, to recognise a repeated request. Deleted together with the journal."""
     message: limits.ShortText = ""
     taken: dict[limits.Key, RewrittenObject] = {}
     """Objects of the requested app that were or will be rewritten, by key. Contains no forgotten keys."""

@@ -1,8 +1,8 @@
 """Reads a stage's versions: the newest, one by number, a range, or the newest at a given time.
 
 Manifests are immutable. From the version at which the complete history begins, their numbers have no gaps; before it,
-garbage collection may have kept single versions (`horizon`). So the newest version follows from the numbers that exist.
-Among few versions, a listing finds it; among many, a galloping search over the numbers (Bentley and Yao 1976). The
+garbage collection may have kept single versions (`horizon`). So the newest version is the largest existing number. A
+listing finds it among few versions; among many, a galloping search over the numbers does (Bentley and Yao 1976). The
 version at a given time is found by pages (`pages`), and by a binary search if no page has it. Decoded manifests are
 cached by store.
 """
@@ -184,10 +184,7 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int, *, with_le
 
 
 def pages_of(store: ObjectStore, newest: Manifest, first: int) -> StagePages | None:
-    """Return the pages of the stage of `newest`, without listing them yet; None if its history is too short for pages.
-
-    `first` is as for `newest_at`.
-    """
+    """Return the page index of the stage of `newest`, not listed yet; None if the history is too short for pages."""
     return StagePages(store, newest.app, newest.stage) if newest.version - first > PAGE_SIZES[0] else None
 
 
@@ -196,8 +193,8 @@ def newest_at(
 ) -> Manifest | None:
     """Return the newest version from `first` to `newest` that was committed at or before `time_ms`, or None.
 
-    `first` is where the complete history begins; 0 if no version was collected. Commit times increase with versions.
-    Searches `pages`, if given, and then, by a binary search, the versions that no page has.
+    `first` is where the complete history begins; 0 if no version was collected. Searches `pages`, if given. Versions
+    that no page has are found by binary search, because commit times increase with versions.
     """
     if newest.time_ms <= time_ms:
         return newest
@@ -331,10 +328,7 @@ def _newest_version(store: ObjectStore, app: str, stage: str, low: int) -> int:
 
 
 def _galloping_search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
-    """Return an existing version such that a version at most `within` above it is missing.
-
-    `low` exists or is 0.
-    """
+    """Return an existing version; some version at most `within` above it is missing."""
     step = within
     while exists(store, keys.manifest(app, stage, low + step)):
         low += step

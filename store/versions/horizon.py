@@ -5,10 +5,10 @@ All other versions are collectable: deleted already, or about to be. Boundaries 
 put-if-absent, like versions, so if two collections are concurrent, one fails.
 
 A collection writes two boundaries. The first is a proposal. Then snapshots are listed again. This listing includes
-every version that was pinned before the proposal; a process that pins a version later reads the proposal and gives up.
-The second boundary is final. It keeps all versions of the proposal, even if a snapshot was removed meanwhile, and the
-newly pinned versions. Only versions outside a final boundary are deleted, and no later boundary includes them again. So
-a collection that was suspended, and resumes after others, deletes only collectable versions.
+every snapshot that was pinned before the proposal. A process that pins a version after the proposal reads the proposal
+and gives up. The second boundary is final. It keeps all versions of the proposal, even if a snapshot was removed
+meanwhile, and the newly pinned versions. Only versions outside a final boundary are deleted, and no later boundary
+includes them again. So a collection that was suspended, and resumes after others, deletes only collectable versions.
 """
 
 from bisect import bisect_left
@@ -29,12 +29,12 @@ MIN_AGE_MS = HOUR_MS
 """Minimum age, by storage's clock, at which a version is collected."""
 
 _UNCHECKED_S = 30.0
-"""Time in seconds for which a number that was seen free cannot have been used and deleted by other processes."""
+"""Duration in seconds: a number that was seen free cannot be used and collected by other processes within it."""
 
 SETTLED_MS = 45_000
 """Minimum age, in ms, at which the version that begins a stage's removal is deleted.
 
-It is 1.5 times `_UNCHECKED_S`, because two clocks that measure an interval differ by less than half.
+It is 1.5 times `_UNCHECKED_S`: measured intervals of two clocks are assumed to differ by less than half.
 """
 
 
@@ -44,10 +44,7 @@ class KeptCut(Struct, frozen=True):
     time_ms: limits.TimeMs
     stages: dict[limits.Name, limits.Version]
     until_ms: limits.TimeMs = 0
-    """Last time at which the app was in this state. Later times stand for another moment.
-
-    It is 0 if the app never was in exactly this state, or if that is unknown.
-    """
+    """Last time at which the app was in this state; 0 if the app was never in exactly this state, or if unknown."""
 
 
 class Boundary(Struct, frozen=True):
@@ -120,7 +117,7 @@ def read_all(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
 
 
 def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
-    """Write a boundary under its number. Raises `Refused` if another collection wrote this number first."""
+    """Write a boundary under its number. Raises `Refused` if another collection has already written this number."""
     if BOUNDARIES.add(store, boundary, app) != boundary:  # equal: this process put it, although the answer was lost
         raise overtaken_error(app)
     # Numbers of deleted boundaries are free again, and a delayed put may have used such a number.
@@ -130,7 +127,7 @@ def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
 
 
 def finalise(store: ObjectStore, app: str, boundary: Boundary) -> None:
-    """Write a final boundary, and delete earlier ones. Raises `Refused` if another collection was first."""
+    """Write a final boundary, and delete earlier ones. Raises `Refused` if another collection has used the number."""
     propose(store, app, boundary)
     number = BOUNDARIES.key(boundary, app)
     BOUNDARIES.sweep(store, BOUNDARIES.listed(store, app), lambda info: info.key < number)
@@ -148,8 +145,8 @@ class Freshness:
     """Times at which this process last saw that a stage's next version number was free.
 
     A version is collected at an age of `MIN_AGE_MS` or more, and removed with its app at `SETTLED_MS` or more. So a
-    writer that saw less than half a minute ago that the number was free cannot re-create a deleted version. Otherwise a
-    writer must check after it created the version. A runner checks every few seconds.
+    writer cannot re-create a deleted version if it saw a free number less than half a minute ago. Any other writer must
+    check after it created the version. A runner checks every few seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = runtime.boot_time) -> None:
@@ -161,7 +158,7 @@ class Freshness:
         self._free[app, stage] = (version, at)
 
     def is_fresh(self, app: str, stage: str, version: int) -> bool:
-        """Return True if the number was seen free so recently that no process can have used and collected it since."""
+        """Return True if the number was free so recently that no process can have used and collected it since."""
         seen, at = self._free.get((app, stage), (0, 0.0))
         return seen == version and self.now() - at < _UNCHECKED_S
 

@@ -51,10 +51,9 @@ def check_topic(name: str) -> str:
 
 
 def hashed_columns(names: Sequence[str]) -> Sequence[str]:
-    """Return the key columns that are hashed: all columns, except the last one in a table of parts.
+    """Return the hashed key columns: all columns, except the last column in a table of parts.
 
-    So the parts of a key are adjacent. `check_key` ensures that no other table ends its key with a column of such a
-    name.
+    So the parts of a key are adjacent. `check_key` ensures that no other table ends its key with such a column name.
     """
     return names[:-1] if len(names) > 1 and names[-1] in PART_KEYS else names
 
@@ -189,7 +188,7 @@ def sst_pattern(*names: str) -> re.Pattern[str]:
     """Return a regular expression of a stage's SST keys, each followed by a newline, in the folder of any app.
 
     `names` are the stage's present and former names, because SSTs keep their keys; none for any name. Uses possessive
-    quantifiers (`+`) to avoid backtracking, as this is the slowest check when a manifest is read.
+    quantifiers (`+`) to avoid backtracking: no other check of a manifest takes longer.
     """
     return re.compile(rf"(?:{NAME}+/stages/(?:{'|'.join(map(re.escape, names)) or NAME})/sst/{_FILE}\n)*+")
 
@@ -203,7 +202,7 @@ def captured_records(app: str, name: str, ulid: str) -> str:
 
 
 def archive_folder(topic: str, incarnation: int) -> str:
-    """Return the folder of a topic's archive. `incarnation` is 1, plus the number of the topic's re-creations."""
+    """Return the folder of a topic's archive. `incarnation` is 1, and increases whenever the topic is re-created."""
     return topic if incarnation == 1 else f"{topic}@{incarnation}"
 
 

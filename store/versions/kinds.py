@@ -42,7 +42,7 @@ class Traits:
     retires: bool = False
     follows_retiring: bool = False
     for_next_program: bool = False
-    """True if the version belongs to the program that makes the next claim of the stage."""
+    """True if the version belongs to the program of the stage's next claim."""
 
     claims: bool = False
     """True if a runner commits the version to take the stage over, before its first batch."""
@@ -50,9 +50,9 @@ class Traits:
     writes_rows: bool = False
     """True if the version writes SSTs with new rows."""
     changes_rows: bool = True
-    """False if readers see the same rows as at the previous version. A `forget` changes all versions alike."""
+    """False if readers see the same rows as at the previous version. A `forget` changes all versions equally."""
     brings_rows: bool = False
-    """True if the stage begins at this version with a table that no batch wrote."""
+    """True if the stage's history begins at this version with rows that no batch wrote."""
     begins: Literal["", "clone", "renamed"] = ""
     """Reason why a stage's history may begin with this kind at a number above 1; empty if it may not."""
     restarts: bool = False
@@ -60,9 +60,9 @@ class Traits:
     sets_sinks: bool = False
     sets_offsets: bool = False
     repairs_rows: bool = False
-    """True if the version changes rows to what they would be without records that a user took out."""
+    """True if the version changes rows as if certain records, which a user took out, had never been read."""
     ends_replays: bool = False
-    """True if later batches can be replayed only on the rows of this version or of a later version."""
+    """True if later batches can be replayed only from the rows of this version or of a later version."""
     shows_reading: bool = False
     """True if the log shows the number of rows that the version read, and its duration."""
 

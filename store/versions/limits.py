@@ -1,8 +1,8 @@
 """Types of the fields of stored objects, with their limits.
 
-`codec` checks every object against them when it is read and when it is written. Limits are far beyond real use. Values
-that a program declares (partitions, policies, names) are checked at declaration, so that an error appears before
-anything is stored. Checks between fields are in `checks`.
+`codec` checks these limits whenever it reads or writes an object. Limits are far beyond real use. Values that a program
+declares (partitions, policies, names) are checked at declaration, so that an error appears before anything is stored.
+Checks between fields are in `checks`.
 
 A new field only needs one of these types. `description` is the expected value in errors.
 """
@@ -59,7 +59,7 @@ Offset = Annotated[int, _integer_range(0, _INT64, "an offset, from 0 to 2^63 - 1
 TimeMs = Annotated[int, _integer_range(0, _YEAR_9999_MS, "milliseconds since 1970, up to the year 9999")]
 EventMs = Annotated[int, _integer_range(YEAR_1_MS, _YEAR_9999_MS, "milliseconds since 1970, from the year 1 to 9999")]
 AnyTimeMs = Annotated[int, _integer_range(-_INT64 - 1, _INT64, "milliseconds, from -2^63 to 2^63 - 1")]
-"""Any time that a column can hold, in ms. The minimum means that there is no time yet."""
+"""Any time that a column can hold, in ms. The minimum stands for "no time yet"."""
 Hash = Annotated[int, _integer_range(-_INT64 - 1, _INT64, "a hash, from -2^63 to 2^63 - 1")]
 
 Rows = Annotated[int, _integer_range(1, MAX_FILE_BYTES, f"a number of rows from 1 to {MAX_FILE_BYTES}")]

@@ -120,7 +120,7 @@ class Reset(Struct, frozen=True):
 
 
 class Input(Struct, frozen=True):
-    """Progress of one input: `offsets[p]` is the next offset to read from Kafka partition p."""
+    """Progress of one input. `offsets[p]` is the next offset to read from Kafka partition p."""
 
     topic: limits.Topic
     offsets: limits.Offsets
@@ -133,11 +133,11 @@ class Input(Struct, frozen=True):
     consumed: limits.Counts = ()
     """Number of rows of a channel read since the channel began, by Kafka partition."""
     lost: limits.Counts = ()
-    """Number of rows (of a user's topic: offsets) that Kafka lost and claims skipped, by Kafka partition."""
+    """Number of a channel's rows, or a topic's offsets, that Kafka lost and claims skipped, by Kafka partition."""
     watermark_ms: limits.EventMs | None = None
     """Largest event time read, minus the allowed delay, ms since 1970 UTC. Never decreases; None if unknown.
 
-    For a channel for which the stage has no watermark of its own, it is the watermark of the upstream version.
+    If the stage declares no watermark for a channel, the value is the watermark of the upstream version.
     """
     resets: Annotated[tuple[Reset, ...], limits.AT_MOST_1000] = ()
     topic_id: limits.ShortText = ""
@@ -151,14 +151,14 @@ class Input(Struct, frozen=True):
 
 
 class LostRecords(Struct, frozen=True):
-    """Records of one input that one claim skipped because Kafka had deleted them."""
+    """Records of one input that a claim skipped, because Kafka had already deleted them."""
 
     topic: limits.Topic
     starts: limits.Offsets
-    """Offsets before the gap, by Kafka partition. `ends` has the offsets after the gap."""
+    """Offsets before the skipped records, by Kafka partition. `ends` has the offsets after these records."""
     ends: limits.Offsets
     rows: limits.Counts = ()
-    """Number of rows of a channel sent in the gap, by Kafka partition; empty for a user's topic.
+    """Number of a channel's rows among the skipped records, by Kafka partition; empty for a user's topic.
 
     Includes rows that Kafka still has, because a reader gets all rows of an upstream version or none.
     """
@@ -198,7 +198,10 @@ class Sink(Struct, frozen=True):
     sent: limits.Count = 0
     topic_id: limits.ShortText = ""
     id: limits.ShortText = ""
-    """Id of a table's sink since it last started: the table may have versions of the same numbers from before."""
+    """Id of a table's sink since its last start.
+
+    Without an id, version numbers from before that start could be reused.
+    """
     table: limits.ShortText = ""
     """Format and address of a table, as `delta:s3://lake/alerts`."""
 
@@ -237,7 +240,7 @@ class EventTime(Struct, frozen=True):
     by_clock: bool = False
     """True if rows fall due by the wall clock, False if by the watermark."""
     behind_ms: limits.TtlMs = 0
-    """Largest lag of emitted times behind the watermark, for example of rows that waited in a join."""
+    """Largest lag of emitted times behind the watermark, for example because rows waited in a join."""
     wall_ms: limits.OneVersion[limits.EventMs | None] = None
     """Wall clock at the batch's start, for state functions and replays, if rows of the table fall due."""
 
@@ -271,9 +274,9 @@ class FormerName(Struct, frozen=True):
 
     stage: limits.Name
     version: limits.Version
-    """Last version under this name. It retires the name.
+    """Last version under this name, which retires the name.
 
-    The history under the next name begins with an equal number.
+    The history under the next name begins with the same version number.
     """
 
 
@@ -299,8 +302,8 @@ class Edit(Struct, frozen=True):
 class Promotion(Struct, frozen=True):
     """Transfer of an app's name and sinks to another app, recorded in all stages of both apps.
 
-    It takes effect when the stored outcome with this number (`apps.PROMOTION_OUTCOMES`) confirms it. Without an outcome
-    it is open; the outcome can also withdraw it.
+    A promotion is open until an outcome with its number is stored (`apps.PROMOTION_OUTCOMES`). The outcome confirms or
+    withdraws the promotion.
     """
 
     name: limits.Name
@@ -318,7 +321,7 @@ class Promotion(Struct, frozen=True):
 
 
 class FollowedQuery(Struct, frozen=True):
-    """Progress of a stage that follows a Spark query, or a topic: its tables have the state of the query."""
+    """Progress of a stage that follows a Spark query or a topic. The stage's tables have the query's state."""
 
     query: limits.ShortText
     """Id of the query, or name of the topic."""
@@ -327,7 +330,7 @@ class FollowedQuery(Struct, frozen=True):
     """Number of the query's batches in this version; above 1 to catch up, or if state was deleted unread."""
     checkpoint: limits.ShortText = ""
     others: tuple[limits.ShortText, ...] = ()
-    """Inputs that are no Kafka topics; they cannot be read again."""
+    """Inputs that are not Kafka topics and cannot be read again."""
     formats: dict[limits.Name, limits.ShortText] = {}
     """Formats of a topic's keys and values, by option of `attach`; empty for a query."""
     read_ms: limits.AnyTimeMs = 0
@@ -348,7 +351,7 @@ class Manifest(Struct, frozen=True):
     writer: limits.ShortText
     """Author's unique id, which distinguishes a lost answer from a lost race."""
     time_ms: limits.TimeMs
-    """Wall clock of the commit, ms since 1970 UTC; strictly increasing."""
+    """Wall clock of the commit in ms since 1970 UTC. Increases strictly from version to version."""
     kind: VersionKind
     inputs: dict[limits.Topic, Input] = {}
     outputs: dict[limits.Topic, Output] = {}
@@ -363,7 +366,7 @@ class Manifest(Struct, frozen=True):
     recorded: dict[limits.Id, limits.Version] = {}
     """This stage's version in the cut of each open snapshot, by snapshot id."""
     awaited: dict[limits.Id, tuple[limits.Topic, ...]] = {}
-    """Channels whose marker has not arrived, by recorded snapshot; snapshots without any are left out."""
+    """Channels from which a recorded snapshot still awaits a marker, by snapshot. Other snapshots are left out."""
     captured: dict[limits.Id, dict[limits.Topic, VersionSpan]] = {}
     """Upstream versions consumed after the recorded version and before the marker, by snapshot and channel."""
     lost: limits.OneVersion[dict[limits.Topic, LostRecords]] = {}
@@ -374,8 +377,8 @@ class Manifest(Struct, frozen=True):
     seq: limits.OneVersion[limits.Seq] = 0
     """`_seq` of the rows that this version wrote; 0 if it equals the version's number.
 
-    It is below that number if a compaction took the batch's number first: the batch is then committed under a later
-    number, with SSTs that are stored already.
+    It is smaller if a compaction took the batch's number first. The batch is then committed under a later number, with
+    SSTs that are already stored.
     """
     stats: limits.OneVersion[Stats | None] = None
     totals: Stats | None = None
@@ -395,7 +398,7 @@ class Manifest(Struct, frozen=True):
     rewinds: Annotated[tuple[Rewind, ...], limits.AT_MOST_1000] = ()
     edited: limits.OneVersion[Edit | None] = None
     silent: dict[limits.Topic, SinkKind] = {}
-    """Sinks that the program declares and the app does not publish, such as sinks of a clone."""
+    """Sinks that the program declares but the app does not publish, such as sinks of a clone."""
     promotion: Promotion | None = None
     forgotten: limits.Seq = 0
     """Number of the app's index of forgotten keys (`forgotten`) that the version requires; 0 for none.
@@ -417,7 +420,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def downstream_watermark_ms(self) -> int | None:
-        """Watermark for downstream stages: the stage's own, lowered so that rows still to be emitted are not late."""
+        """Watermark for downstream stages: low enough that rows still to be emitted are not late."""
         times = self.event_time
         at_ms = times.due_ms if times is not None and times.has_unemitted_due_rows else self.watermark_ms
         if times is None or at_ms is None or not times.behind_ms:
@@ -426,7 +429,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def row_seq(self) -> int:
-        """`_seq` of the rows that this version wrote. Increases from batch to batch; at most the version's number."""
+        """`_seq` of the rows that this version wrote: at most the version's number. Increases with each batch."""
         return self.seq or self.version
 
     @property
@@ -494,7 +497,7 @@ class Origin(Struct, frozen=True):
     """Source version of each stage; empty for a clone that began without state."""
     topics: dict[limits.Topic, limits.Topic] = {}
     sinks: dict[limits.Topic, limits.ShortText] = {}
-    """Sinks that the clone publishes, by declared name, with their topics or tables. It publishes no others."""
+    """Sinks that the clone publishes, by declared name, with their topics or tables. No other sinks are published."""
     masks: dict[limits.ShortText, limits.ShortText] = {}
     """Masked columns, `table.column`, with the method. Their values differ from the source's."""
 
@@ -514,7 +517,7 @@ class AppInfo(Struct, frozen=True):
     created_ms: limits.TimeMs
     origin: Origin | None = None
     starts: dict[limits.Topic, limits.Offsets] = {}
-    """First offsets of users' topics, by declared name, where `init` overrides the program."""
+    """First offsets of users' topics, by declared name, if `init` set them in place of the program's."""
     initialised: limits.NameOrNone = ""
     """Stage whose table `init` or `adopt` fills. The app can run once that stage has a version."""
     owner: limits.ShortText = ""

@@ -24,7 +24,7 @@ def table_name(stage: str, name: str) -> str:
 
 
 def has_parts(table: Table) -> bool:
-    """Return True for a table of the parts of lists or maps. It has one key column more than the stage's table."""
+    """Return True for a table with the parts of lists or maps. Its key has an extra last column."""
     names = [column.name for column in table.key]
     return len(hashed_columns(names)) < len(names)
 
@@ -193,8 +193,10 @@ REJECTED_RECORDS = Table(
     ),
     partitions=1,
 )
-"""Schema of rejected records. `input` is the declared name of the topic or channel, `time` the record's
-timestamp. `key`, `value` and `headers` are the message's; for a channel's row, `value` is an Arrow stream of that row.
-`error` is the class of the error, `version` the version that left the record out, `attempts` the number of failures,
-`retried` the version that applied the record.
+"""Schema of rejected records.
+
+`input` is the declared name of the topic or channel, and `time` the record's timestamp. `key`, `value` and `headers`
+are those of the Kafka message; for a channel's row, `value` is an Arrow stream of that row. `error` is the error's
+class, `version` is the version that left the record out, `attempts` is the number of failures, and `retried` is the
+version that applied the record.
 """

@@ -1,8 +1,9 @@
-"""Branches of a program: each condition in its functions, true and false, reported while the program runs.
+"""Branches of a program: the outcomes (true and false) of each condition in its functions, reported at run time.
 
-`instrument` rewrites a program's source so that each condition passes through `note_outcomes`: of Python (`if`,
-`while`, ternaries, comprehensions, handlers of errors), of Arrow and numpy (`filter`, `if_else`, `where`) and of Spark
-(`where`, `filter`, `when`). A reached branch is an empty file in a folder, which also Spark's workers write.
+`instrument` rewrites a program's source so that `note_outcomes` gets the value of each condition. Conditions are those
+of Python (`if`, `while`, ternaries, comprehensions, exception handlers), of Arrow and numpy (`filter`, `if_else`,
+`where`) and of Spark (`where`, `filter`, `when`). For each reached branch, the process, which may be a Spark worker,
+writes an empty file into a folder.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 
 _MASKS = {"where": 0, "filter": 0, "if_else": 0, "when": 0}
-"""Methods and functions with a condition for each row, and the position of the condition."""
+"""Methods and functions that take a condition for each row, with the condition's position among the arguments."""
 _NOTE = "_note_outcomes"
-"""Two underscores would be mangled within a class."""
+"""Name of the inserted function. A name with two underscores would be mangled within a class."""
 _reached: set[tuple[str, str]] = set()
-"""Branches that this process has reported, by folder: there is one call a row of Spark."""
+"""Branches that this process has reported, by folder. Spark calls the function once per row."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,7 +52,10 @@ class InstrumentedProgram:
     branches: frozenset[Branch]
 
     def write(self, path: Path, folder: Path) -> None:
-        """Write the program's source; when it runs, it reports the branches that it reaches in an existing folder."""
+        """Write the program's source.
+
+        A run of the program reports the reached branches in `folder`, which must exist.
+        """
         start = ast.parse(
             f"from slackwater.testing.learn.branches import reporter\n{_NOTE} = reporter({str(folder)!r})\n"
         ).body
@@ -60,7 +64,7 @@ class InstrumentedProgram:
         path.write_text(ast.unparse(ast.fix_missing_locations(ast.Module(body, []))))
 
     def reached(self, folder: Path) -> frozenset[Branch]:
-        """Return the branches that were reported in a folder."""
+        """Return the branches reported in a folder."""
         names = {path.name for path in folder.iterdir()}
         return frozenset(branch for branch in self.branches if branch.name in names)
 
@@ -73,15 +77,15 @@ def instrument(source: bytes) -> InstrumentedProgram:
 
 
 def reporter(folder: str) -> Any:
-    """Return the function through which a program's conditions pass."""
+    """Return the function to which a program passes the values of its conditions."""
     return partial(note_outcomes, folder)
 
 
 def note_outcomes(folder: str, name: str, kind: str, value: Any) -> Any:
-    """Report the outcomes of a condition, and return it.
+    """Report the outcomes of a condition, and return the condition.
 
-    `kind` is "test" for a single condition, and "mask" for a condition for each row. A condition of Spark is replaced
-    by one that reports its outcomes when Spark evaluates it; null counts as false.
+    `kind` is "test" for a single condition, and "mask" for one condition per row. A Spark condition is replaced by an
+    expression that reports its outcomes when Spark evaluates it; null counts as false.
     """
     if kind == "test":
         _note(folder, name, [bool(value)])
@@ -122,7 +126,7 @@ def _is_preface(node: ast.stmt) -> bool:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Passes each condition within a function through `note_outcomes`."""
+    """Wraps each condition within a function in a call of `note_outcomes`."""
 
     def __init__(self) -> None:
         self.branches: set[Branch] = set()
@@ -178,7 +182,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 class _Plain(ast.NodeTransformer):
-    """Removes the calls of `note_outcomes` from an expression that is shown."""
+    """Removes calls of `note_outcomes` from an expression, for display."""
 
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)

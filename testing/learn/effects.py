@@ -1,7 +1,7 @@
-"""Effects of a run that no condition of the program shows, and that a changed program may lose.
+"""Effects of a run that do not depend on a condition of the program, and that a changed program may lose.
 
-These are rejected and late records, removed rows, and columns of rows that a later batch changes: of single values, a
-sum, a maximum and a minimum are equal.
+The effects are rejected and late records, removed rows, and columns that a later batch changes. Only a later change
+distinguishes a sum from a maximum or a minimum.
 """
 
 from __future__ import annotations

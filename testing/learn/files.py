@@ -1,4 +1,4 @@
-"""Generator of a pytest file with learned tests: records as Python values, and the rows that they give."""
+"""Generator of a pytest file with learned tests: records as Python values, and the resulting rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .branches import Branch
 from .runs import TopicRecord, by_topic, max_records
 
 _OF_REJECTED = ("topic", "offset", "error")
-"""Columns of rejected records that do not depend on the machine."""
+"""Columns of rejected records that are equal on every machine."""
 _REJECTED = f"[({', '.join(f'row[{name!r}]' for name in _OF_REJECTED)}) for row in ran.rows({{}})]"
 _TABLE, _SINK = "ran.rows({})", "sorted(((record.key, record.value) for record in ran.sent[{}]), key=repr)"
 _WIDTH = 102
@@ -24,7 +24,7 @@ Rows = Mapping[str, list[object]]
 
 @dataclass(frozen=True, slots=True)
 class LearnedTest:
-    """Records, their outcomes, and the rows that they give, by table and by topic that is written."""
+    """Records with their outcomes, and the resulting rows by table and by written topic."""
 
     records: tuple[TopicRecord, ...]
     branches: frozenset[Branch]
@@ -50,7 +50,10 @@ def _rows(ran: Ran, table: str) -> Iterator[object]:
 
 
 def write_tests(path: Path, app: str, program: Path, tests: Sequence[LearnedTest], values: str) -> None:
-    """Write the test file; `values` says which values are masked. Raises `Refused` if it cannot be written."""
+    """Write the test file. `values` is a sentence about masked values.
+
+    Raises `Refused` if the file cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     relative = Path(os.path.relpath(program, path.resolve().parent)).as_posix()
     with atomic_file(path, "name") as temporary:

@@ -1,4 +1,4 @@
-"""Records of an app's history from which tests are learned, out of the input archive or Kafka."""
+"""Records of an app's history for learned tests, from the input archive or Kafka."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .. import Record
 from .runs import TopicRecord
 
 _PARTS = 4
-"""Number of parts of a topic's history from which records are taken: of the beginning, the middle and the end."""
+"""Number of parts of a topic's history from which records are taken, from its beginning to its end."""
 
 
 def sample_records(app: StoredApp, count: int) -> list[TopicRecord]:

@@ -1,4 +1,4 @@
-"""Choice of few historical records that reach each branch of a program, and of the tests that run them."""
+"""Selection of a few historical records that reach each branch of a program, and of the tests that use them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _Outcomes = frozenset[Branch | str]
 _MAX_MASKING_RUNS = 40
-"""Maximum number of runs to mask more fields."""
+"""Maximum number of runs for masking additional fields."""
 Progress = Callable[[str], None]
 
 
@@ -35,11 +35,11 @@ class Learned:
     reached: frozenset[Branch]
     """Branches that the tests reach."""
     unreached: tuple[Branch, ...]
-    """Branches that no record of the sample reaches, by line."""
+    """Branches that no record of the sample reached, by line."""
     sampled: int
-    """Number of records that were tried."""
+    """Number of tried records."""
     shown: tuple[str, ...]
-    """Fields whose values are not masked, since the program's branches depend on them."""
+    """Unmasked fields, because the program's branches depend on their values."""
     runs: int
 
 
@@ -53,21 +53,22 @@ def learn_tests(
     max_runs: int = 40,
     on_progress: Progress = lambda _doing: None,
 ) -> Learned:
-    """Write a pytest file with few historical records that reach each branch of a program, and the rows they give.
+    """Write a pytest file with a few historical records that reach each branch of a program, and the resulting rows.
 
     Args:
         app: the app whose history has the records.
         code: the program's file.
-        out: folder of the test file `test_APP.py`, which is written anew.
-        records: number of records of each topic to try, from several parts of the history; and of rejected ones.
-        show_values: True to keep values as they are, instead of pseudonyms.
-        max_runs: maximum number of runs to choose fewer records, and to find records for tests of their own.
+        out: folder of the test file `test_APP.py`, which is overwritten.
+        records: number of records of each topic to try, from several parts of the history; also the number of rejected
+            records.
+        show_values: True to keep the original values, instead of pseudonyms.
+        max_runs: maximum number of runs to reduce the records, and to find records for separate tests.
         on_progress: called with a line about the current step.
 
     Raises:
         NotFound: There is no such file.
-        Refused: No record can be read, the program does not run on them, or gives other rows when it runs again; or a
-            record is not text, and `show_values` is false.
+        Refused: No record can be read, the program fails on the records, or a second run gives other rows; or a record
+            is not text, and `show_values` is false.
     """
     file = Path(code).resolve()
     with tempfile.TemporaryDirectory(prefix="slackwater-learn-", ignore_cleanup_errors=True) as folder:
@@ -102,13 +103,16 @@ def _hidden(mask: RecordMask, *, show_values: bool) -> str:
 
 @dataclass
 class _Choice:
-    """Choice of records by the outcomes of their runs, which are kept."""
+    """Selection of records by the outcomes of their runs. Caches outcomes."""
 
     runs: ProgramRuns
     max_runs: int
     progress: Progress
     _known: dict[tuple[int, ...], tuple[Sequence[TopicRecord], _Outcomes]] = field(default_factory=dict)
-    """Outcomes by the identities of the records, which are kept so that no others get these."""
+    """Outcomes by the identities of the records.
+
+    The records are kept, so that no other records get these identities.
+    """
 
     def outcomes(self, records: Sequence[TopicRecord]) -> _Outcomes:
         """Return the branches that the records reach together, and their other effects."""
@@ -122,11 +126,11 @@ class _Choice:
         return self.runs.observe(records)
 
     def minimal(self, sample: Sequence[TopicRecord], wanted: _Outcomes) -> Sequence[TopicRecord]:
-        """Return few records that have the wanted outcomes together."""
+        """Return a small subset of records that has the wanted outcomes."""
         return minimize_failing(sample, lambda some: self._has_outcomes(some, wanted), max_tries=self.max_runs)[0]
 
     def masked(self, records: Sequence[TopicRecord], instead: str) -> tuple[Sequence[TopicRecord], RecordMask]:
-        """Return records with values masked, except for fields on which their outcomes depend; and the mask."""
+        """Return masked records, and the mask. Fields on which the outcomes depend are not masked."""
         wanted = self.outcomes(records)
         return mask_records(
             records, lambda some: self._has_outcomes(some, wanted), max_tries=_MAX_MASKING_RUNS, instead=instead
@@ -139,7 +143,7 @@ class _Choice:
             return False
 
     def tests(self, few: Sequence[TopicRecord]) -> tuple[LearnedTest, ...]:
-        """Return a test of all records, and one of each single record with other outcomes, fewest records first."""
+        """Return a test of all records, and a test of each single record with other outcomes, smallest test first."""
         single = [[record] for record in few[: self.max_runs]] if len(few) > 1 else []
         tests, seen = list[LearnedTest](), set[_Outcomes]()
         for group in (*single, few):

@@ -1,7 +1,7 @@
-"""Masking of records: texts and numbers become pseudonyms that keep their form, equal values equal ones.
+"""Masking of records: text and numbers become pseudonyms of the same form. Equal values get equal pseudonyms.
 
-Names of fields, truth values, ISO times, and single characters and digits are kept: a program computes with them.
-Values of a field whose masking would change the reached branches are kept too.
+Field names, booleans, ISO times, and single characters and digits are kept, because programs compute with them. A
+field's values are also kept if masking would change the reached branches.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _Value = TypeVar("_Value", str, float)
 
 @dataclass
 class RecordMask:
-    """Mask of some records; `kept` are the paths of fields whose values are shown, such as `customer.country`."""
+    """Mask of some records. `kept` has the paths of unmasked fields, such as `customer.country`."""
 
     kept: Collection[str] = ()
     fields: dict[str, None] = field(default_factory=dict)
-    """Paths of fields with a masked value."""
+    """Paths of fields with masked values."""
     _numbers: NumberMask = field(default_factory=NumberMask)
     _names: dict[str, str] = field(default_factory=dict)
     _taken: set[str] = field(default_factory=set)
@@ -41,7 +41,7 @@ class RecordMask:
     def records(self, records: Sequence[TopicRecord]) -> list[TopicRecord]:
         """Return records with masked values, keys and headers.
 
-        Raises `Refused` with the topic if one of them is not text.
+        Raises `Refused`, with the topic, if a record is not text.
         """
         for record in records:  # so that all numbers are known
             self._in_topic(record)
@@ -93,7 +93,7 @@ class RecordMask:
         return value if path in self.kept else pseudonym
 
     def _name(self, text: str) -> str:
-        """Return a pseudonym in which letters and digits are replaced, and which is another one for another text."""
+        """Return a pseudonym of a text, with replaced letters and digits. Different texts get different pseudonyms."""
         if text not in self._names:
             number = len(self._names)
             name = _spell(number, text)
@@ -105,7 +105,7 @@ class RecordMask:
         return self._names[text]
 
     def _is_used(self, name: str) -> bool:
-        """Return True if another text may have this pseudonym, or is shown as it is."""
+        """Return True if another text may have this pseudonym, or if the same text is shown unmasked."""
         return name in self._taken or _KEPT.fullmatch(name) is not None or number_of_text(name) is not None
 
 
@@ -116,10 +116,10 @@ def mask_records(
     max_tries: int,
     instead: str,
 ) -> tuple[Sequence[TopicRecord], RecordMask]:
-    """Return masked records for which `is_enough` is true as for the unmasked ones, and the mask; few fields are kept.
+    """Return masked records for which `is_enough` returns True, and the mask. Only a few fields stay unmasked.
 
-    `is_enough` is called up to `max_tries` times after the first. Raises `Refused`, with the hint `instead`, if one of
-    the records is not text.
+    `is_enough` must return True for the unmasked records; it is called up to `max_tries` times after the first call.
+    Raises `Refused`, with the hint `instead`, if a record is not text.
     """
 
     def masked(kept: Collection[str]) -> tuple[Sequence[TopicRecord], RecordMask]:
@@ -138,14 +138,17 @@ def mask_records(
 
 
 def _once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of a document. Raises `ValueError` if it has a field twice: Python would know the last alone."""
+    """Return the object of a JSON document.
+
+    Raises `ValueError` for a duplicate field, of which Python keeps the last.
+    """
     if len(fields) > len(dict(fields)):
         raise ValueError("a field is there twice")
     return dict(fields)
 
 
 def _decode(data: bytes) -> str:
-    """Return data as text. Raises `Refused` for a format that only its schema can read, such as Avro or Protobuf."""
+    """Return data as text. Raises `Refused` for data that requires a schema, such as Avro or Protobuf."""
     with suppress(UnicodeDecodeError):
         text = data.decode()
         if "\0" not in text:
@@ -154,7 +157,7 @@ def _decode(data: bytes) -> str:
 
 
 def _spell(number: int, like: str) -> str:
-    """Return a text of the form of another one whose letters and digits spell a number, the last ones first."""
+    """Return a text with the form of `like`, whose letters and digits encode `number`, last digit first."""
     characters = list(like)
     for at in range(len(characters) - 1, -1, -1):
         old = characters[at]

@@ -1,4 +1,4 @@
-"""Pseudonyms of numbers: of the same sign, number of digits and order, another one for another number."""
+"""Pseudonyms of numbers, with equal sign, number of digits and order. Different numbers get different pseudonyms."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from decimal import Decimal
 
 _JSON = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 _MAX_PLAIN = 10**16
-"""Whole floats from here on are written with an exponent."""
+"""Absolute value from which on whole floats are written with an exponent."""
 _FLOAT_DIGITS = 15
-"""Floats of so many digits are all different."""
+"""Number of digits up to which all decimal numbers are different floats."""
 _Form = tuple[int, int, int]
 """Sign, number of digits, and exponent of the last digit."""
 
 
 @dataclass
 class NumberMask:
-    """Pseudonyms of numbers. They are final only when all numbers have been added by calls of `pseudonym`."""
+    """Pseudonyms of numbers. They are final once `pseudonym` has been called for all numbers."""
 
     _numbers: dict[_Form, list[Decimal]] = field(default_factory=dict)
     """Sorted absolute values by form."""
 
     def pseudonym(self, number: float) -> float:
-        """Return the pseudonym of a number. A number of a single digit, an infinity and NaN are returned as they are.
+        """Return the pseudonym of a number. Numbers of a single digit, infinities and NaN are not changed.
 
-        Numbers of the same form spread evenly over all numbers of this form, in their order.
+        The pseudonyms of numbers of one form are evenly distributed over this form, in the order of the numbers.
         """
         if isinstance(number, float) and not math.isfinite(number):
             return number
@@ -51,7 +51,7 @@ class NumberMask:
 
 
 def number_of_text(text: str) -> float | None:
-    """Return the number that a text is in the form that JSON writes; None for another text, such as 007."""
+    """Return the number that a text contains in JSON's format; None for other text, such as 007."""
     if _JSON.fullmatch(text) is None:
         return None
     try:
@@ -62,7 +62,7 @@ def number_of_text(text: str) -> float | None:
 
 
 def _decimal(number: float) -> Decimal:
-    """Return a number with its shortest digits; whole numbers have no point."""
+    """Return a number as a decimal with the shortest digits; whole numbers have no decimal point."""
     if isinstance(number, int) or (number.is_integer() and abs(number) < _MAX_PLAIN):
         return Decimal(int(number))
     return Decimal(repr(number))

@@ -1,4 +1,4 @@
-"""Runs of a program in memory on chosen records, with the branches that they reach or the rows that they give."""
+"""Runs of a program in memory on chosen records, with the reached branches or the resulting rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TopicRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Result of a run, with the branches that it reached and its other effects."""
+    """Result of a run, with the reached branches and other effects."""
 
     ran: Ran
     branches: frozenset[Branch]
@@ -63,7 +63,7 @@ class ProgramRuns:
         return Observed(ran, self.instrumented.reached(reports), effects_of(ran))
 
     def run(self, records: Sequence[TopicRecord]) -> Ran:
-        """Run the program as it is."""
+        """Run the unchanged program."""
         return run_program(load_program(self.file, self.name), records)
 
 
@@ -85,5 +85,5 @@ def by_topic(records: Sequence[TopicRecord]) -> Mapping[str, list[Record]]:
 
 
 def max_records(records: Sequence[TopicRecord]) -> int:
-    """Return the records of each topic in a batch: half of the most, so that state is read that was written before."""
+    """Return the batch size: half of the largest topic, so that the second batch reads state of the first."""
     return max((len(own) + 1) // 2 for own in by_topic(records).values())

@@ -1,4 +1,4 @@
-"""A whole app in a simulation: its topics, runners that die and are restarted, and clients of its store."""
+"""A whole app in a simulation: its topics, runners that crash and are restarted, and clients of its store."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Simulation:
         return process
 
     def spawn(self, name: str, work: Callable[[Client], object]) -> SimulatedProcess:
-        """Run a function in a separate simulated process, such as a verb that a person types."""
+        """Run a function in a separate simulated process, for example a verb that a user types."""
         client = self.client()
         return self.world.scheduler.spawn(f"{name}-{self._next()}", lambda: work(client))
 

@@ -131,7 +131,6 @@ class World:
             yield folder
 
     def heal(self) -> None:
-        """Stop injecting faults."""
         self.faults = Faults()
         self.silent_until = dict.fromkeys(self.silent_until, 0.0)
 
@@ -165,7 +164,7 @@ class World:
         return self.scheduler.now < self.silent_until[server] and self.scheduler.process is not self.scheduler.machine
 
     def later(self, work: Callable[[], object]) -> None:
-        """Call `work` later, even if the process that asked for it was killed in the meantime."""
+        """Call `work` later, even if the process that requested the call is killed meanwhile."""
         delay_s, writer = self.random.uniform(0, _LATE_S), self.scheduler.process
 
         def run() -> None:

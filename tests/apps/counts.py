@@ -4,10 +4,10 @@ entries   reads the topic, JSON; publishes all of it
   | by-branch
 branches  (aggregate)
   | changes
-changes   (aggregate) of what a stage with state sends
+changes   (aggregate) of the rows that a stage with state sends
 
-latest    (upsert) reads the topic, too
-accounts  (update) likewise
+latest    (upsert) also reads the topic
+accounts  (update) also reads the topic
 """
 
 import os

@@ -3,7 +3,7 @@
              moves    reads the topic, JSON
            | by-account
    .-------+--------.
-debits          deposits   (update: each its own half of the moves)
+debits          deposits   (update: each reads half of the moves)
    | debited        | credited
    '-------+--------'
         branches  (update over both)

@@ -1,4 +1,4 @@
-"""A test app: a stage sends rows of the size that each record specifies to another stage.
+"""A test app: one stage sends rows to another; each record specifies the size of its row.
 
 events  reads the topic, JSON
   | by-account

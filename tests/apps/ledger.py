@@ -1,4 +1,4 @@
-"""A test app: a chain and a fan-out, every kind of state. Its topic and faults come from the environment.
+"""A test app: a chain and a fan-out, with every kind of state. Its topic and faults come from the environment.
 
 entries   reads the topic, JSON
   | by-account --------.

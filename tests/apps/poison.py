@@ -1,8 +1,8 @@
-"""A test app in which records fail: in a Spark expression, and in a state's function.
+"""A test app in which records fail, either in a Spark expression or in a state's function.
 
 moves     reads the topic, JSON, and casts an amount that is text; a sink gets its rows with their records' headers
   | by-account
-accounts  refuses what would overdraw an account
+accounts  refuses moves that would overdraw an account
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A runner without Spark, for tests that promote one app over another and kill a runner of either.
+"""A runner without Spark, for tests that promote one app over another and kill the runner of one of them.
 
 `python promoting.py STORE BROKERS NAME TOPIC OUT` runs the app NAME until the process is stopped. Claims and batches
 come from `tests.operations.staging.promote.runners`; publishers are the product's.

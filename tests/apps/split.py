@@ -3,7 +3,7 @@
 moves     reads the topic, JSON; one pass over it gives two DataFrames
   | debited    | credited: other columns, another key
 paid           earned   (aggregate)
-  | large, small: what its update emits, each by itself
+  | large, small: rows that its update emits, in two outputs
 bands   (update over both)
 """
 

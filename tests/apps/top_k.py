@@ -2,7 +2,7 @@
 
 tops    reads the topic, JSON
   | topped
-counts  (aggregate) of what the kind emits
+counts  (aggregate) of the rows that the kind emits
 """
 
 import os

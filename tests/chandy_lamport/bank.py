@@ -14,7 +14,7 @@ DEPOSIT = 60
 
 class Transfer(NamedTuple):
     name: str
-    """Name that shows the origin: unique, and the same in every run."""
+    """Unique name that shows the transfer's origin. It is the same in every run."""
     receiver: str
     amount: int
 
@@ -56,7 +56,7 @@ class Bank:
         return Account(balance, frozenset(applied)), sent
 
     def settle(self, accounts: Mapping[str, Account], transfers: Iterable[Transfer]) -> dict[str, Account]:
-        """Return the accounts after these transfers, and all transfers that follow from them, have arrived."""
+        """Return the final accounts, after these transfers and all transfers that result from them have arrived."""
         settled = dict(accounts)
         waves: dict[str, list[Transfer]] = {}
         pending = list(transfers)

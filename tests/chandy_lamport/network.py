@@ -1,7 +1,7 @@
-"""A network of simulated processes that runs by a schedule.
+"""A network of simulated processes, driven by a schedule.
 
 It guarantees what the runner guarantees to the protocol: atomic commits, logs with partitions, readers that skip
-records that no commit names, and batches that end at markers. It knows nothing of the protocol itself.
+records that no commit names, and batches that end at markers. It does not know the protocol itself.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from tests.chandy_lamport.bank import Account, Bank, Transfer
 
 MOST_SNAPSHOTS = 4
 BUDGETS = (-1, 0, 0, 0, 1, 1, 2, 4)
-"""Maximum transfers that a batch reads from a partition; negative for all."""
+"""Maximum number of transfers that a batch reads from a partition; negative for no limit."""
 
 Offsets = tuple[int, ...]
 """One offset per partition."""
@@ -75,7 +75,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One channel to one reader, at a cut."""
+    """State of one channel for one reader, at a cut."""
 
     channel: str
     reader: str
@@ -286,7 +286,7 @@ class Network:
         assert process.recorded == before
 
     def obey(self, actions: tuple[Action, ...], draft: Commit, process: Process) -> Commit:
-        """Carry out the process's actions: write the markers after the records; all else goes into the commit."""
+        """Carry out the process's actions: write the markers after the records; put everything else into the commit."""
         recorded, captures = dict(draft.recorded), []
         for action in actions:
             match action:
@@ -311,7 +311,7 @@ class Network:
     # What lies in a channel.
 
     def plan(self, channel: str, start: Offsets) -> tuple[Offsets, Marker | None]:
-        """Return a batch's end offset, at most at a marker; and the marker if every partition has reached it."""
+        """Return a batch's end offset, never beyond a marker; and the marker, if every partition has reached it."""
         limits = self.head(self.bank.writer[channel]).ends[channel]
         end: list[int] = []
         markers: set[Marker | None] = set()
@@ -333,7 +333,7 @@ class Network:
         return tuple(end), None if None in markers else markers.pop()
 
     def read(self, channel: str, start: Offsets, end: Offsets) -> Records:
-        """Return the transfers in a range of offsets, without transfers that no commit names."""
+        """Return the transfers in a range of offsets, except those that no commit names."""
         return tuple(
             tuple(
                 content

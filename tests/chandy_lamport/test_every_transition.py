@@ -34,7 +34,7 @@ NUM_SCHEDULES = 150
 
 
 def faults() -> Iterator[tuple[Role, Phase, Signal, Row]]:
-    """Yield each row of the table with one step less, another order or another phase, except harmless changes."""
+    """Yield mutants of each row of the table: a step less, another order or another phase. Omits harmless changes."""
     for (role, phase), rows in TRANSITIONS.items():
         for signal, (after, steps) in rows.items():
             if (phase, signal) == (Phase.UNKNOWN, Signal.END):

@@ -1,6 +1,7 @@
 """Laws for every snapshot of every network under every schedule.
 
-A failing case prints the network and the bytes of its schedule; to replay it, add them as an `@example` of the law.
+A failing case prints the network and the bytes of its schedule; to replay the case, add them to the law as an
+`@example`.
 """
 
 import os
@@ -39,11 +40,11 @@ def networks(draw: st.DrawFn, *, fan_in: bool = True) -> dict[str, StageChannels
 Law = Callable[[Network], None]
 
 TIMES = float(os.environ.get("SLACKWATER_SCHEDULES", "1" if SEARCHES else "0.5"))
-"""Factor of the usual number of schedules. The gate runs half of them, `make soak` about 100,000 in all."""
+"""Factor for the number of schedules. The gate runs half of the usual number, `make soak` about 100,000 in all."""
 
 
 def runs(*, fan_in: bool = True, num_examples: int = 200) -> Callable[[Law], Callable[..., None]]:
-    """Return a decorator that runs a law on networks that have finished."""
+    """Return a decorator that runs a law on finished networks."""
 
     def decorate(law: Law) -> Callable[..., None]:
         def check(choices: bytes, num_partitions: int, stages: dict[str, StageChannels]) -> None:

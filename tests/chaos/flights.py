@@ -61,7 +61,7 @@ TABLES = {
         "SELECT carrier, flights, delay, mean_delay, worst, inherited, epoch(last_flight)::BIGINT FROM carriers",
     ),
 }
-"""For each table, its SQL over the legs and the values that they inherit, and the SQL over the table itself."""
+"""For each table, the SQL for its expected rows from `legs` and `told`, and the SQL for its actual rows."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Flights(Ledger):
     """The app of `examples/flights.py`, its feeder, and access to a judge that checks its state."""
 
     garbage: int = 0
-    """Number of messages sent that are no flights."""
+    """Number of messages sent that are not flights."""
 
     def __post_init__(self) -> None:
         self.program, self.topic, self.app = FLIGHTS, "flights", "flights"
@@ -142,7 +142,7 @@ class Judge:
     problems: list[str] = field(default_factory=list)
 
     def _expected(self, offsets: tuple[int, ...] | None = None) -> duckdb.DuckDBPyConnection:
-        """Return a connection with the tables `legs` and `told`, for the input up to these offsets."""
+        """Return a connection with the tables `legs` and `told`, which hold the input up to these offsets."""
         connection = duckdb.connect()
         raw = connection.from_arrow(self.raw)
         if offsets is not None:
@@ -161,7 +161,7 @@ class Judge:
             self.problems.append(f"{place}: {lost.total()} lost, {doubled.total()} doubled; {example}")
 
     def check_tables(self, ref: str, offsets: tuple[int, ...] | None = None) -> None:
-        """Compare each table of a moment row by row. A row that differs counts as one lost and one duplicated."""
+        """Compare each table of a moment row by row. A differing row counts as one lost row and one duplicated row."""
         connection = self._expected(offsets)
         for table, (expected_sql, found_sql) in TABLES.items():
             found = Counter(tuple(row.values()) for row in self.flights.sql(found_sql, ref).to_pylist())

@@ -30,7 +30,7 @@ class Program:
     """A program that is restarted whenever it exits, as a service manager does.
 
     Attributes:
-        words: Returns the command of the next start, or None if the program must not be started again.
+        words: Function that returns the command for the next start, or None if the program must not be started again.
         environment: Variables beside those of this process.
         problems: Crashes and unexpected lines of the log.
     """
@@ -44,7 +44,7 @@ class Program:
     problems: list[str] = field(default_factory=list)
     log_start: int = 0
     is_killed: bool = False
-    """True from a kill until the next start. During this time the log may end anywhere."""
+    """True from a kill until the next start. During this time the log may end in the middle of a line."""
 
     @property
     def log(self) -> Path:
@@ -81,7 +81,7 @@ class Program:
         return self.start()
 
     def note_end(self) -> None:
-        """Note the exit code, and unexpected lines of the log."""
+        """Record the exit code, and unexpected lines of the log."""
         if self.process is None:
             return
         code = self.process.poll_exit_code(30)
@@ -108,7 +108,7 @@ class Program:
         return kill_one(self.processes()[:1], self)
 
     def stop(self, patience_s: float) -> bool:
-        """Send SIGTERM, and wait until the program has ended; returns False if it had to be killed."""
+        """Send SIGTERM and wait for the program to end. Returns False if it had to be killed."""
         for process in self.processes()[:1]:
             process.terminate()
         in_time = self.process is None or self.process.poll_exit_code(patience_s) is not None
@@ -121,7 +121,7 @@ class Program:
 
 
 def kill_one(victims: list[psutil.Process], program: Program, chance: Random | None = None) -> bool:
-    """Send SIGKILL to a random one of these processes; returns False if there is none."""
+    """Send SIGKILL to a random one of these processes. Returns False if there is none."""
     with suppress(psutil.NoSuchProcess):
         if victims:
             program.is_killed = True
@@ -166,7 +166,7 @@ class Verb:
     words: tuple[str, ...]
     program: Program
     kill_at_s: float | None
-    """CPU time after which the verb is killed, which does not depend on the load of the machine; None for never."""
+    """CPU time after which the verb is killed, or None for never. CPU time does not depend on the machine's load."""
     tries: int = 1
 
     @property
@@ -174,7 +174,7 @@ class Verb:
         return " ".join(self.words[:2]) if self.words[0] == "snapshot" else self.words[0]
 
     def kill_if_due(self) -> bool:
-        """Kill the verb if its time of death has come; returns True if it was killed."""
+        """Kill the verb if its time has come. Returns True if it was killed."""
         own = self.program.processes()[:1]
         if self.kill_at_s is None or not own:
             return False

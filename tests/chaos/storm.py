@@ -1,4 +1,4 @@
-"""Random kills and verbs, drawn from a seed, on real programs: runners, broker, S3 server, proxy, `serve`."""
+"""Random kills and verbs, drawn from a seed, with real programs: runners, broker, S3 server, proxy, `serve`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KILLS = {
 }
 """Kinds of kills with their relative frequency. Verbs are killed in addition."""
 _NEEDED = ("broker", "s3", "proxy")
-"""Programs without which nothing is committed."""
+"""Programs that every commit needs."""
 _OF_SPARK = ("driver", "jvm", "executor", "worker", "publisher")
 _MASTER = "local-cluster[2,1,1024]"
 _MEAN_PAUSE_S = 1.0
@@ -57,7 +57,7 @@ _MOST_VERBS = 3
 _START_S = 900
 _STOP_S = 180
 _END_S = 90
-"""Time in seconds within which a JVM must exit after its driver was killed. Shutdown hooks alone take thirty."""
+"""Seconds within which a JVM must exit after its driver was killed. Shutdown hooks alone take thirty."""
 
 
 @dataclass
@@ -82,17 +82,20 @@ class Storm:
     problems: list[str] = field(default_factory=list)
     answers: dict[str, object] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
-    """Refs of the snapshots that were taken."""
+    """Refs of all snapshots taken."""
     clones: list[str] = field(default_factory=list)
     rate: float = _RATE
     number: int = 0
     commits: int = 0
-    """Number of commits at the last kill of a program that is needed for commits."""
+    """Number of commits at the last kill of a program in `_NEEDED`."""
     promoting: str = ""
-    """The clone that is being promoted, or empty."""
+    """Name of the clone that is being promoted; empty if there is none."""
 
     def driver(self, folder: str) -> Driver:
-        """Return the runner of an app's folder. It uses the name that the folder's app has when the runner starts."""
+        """Return the runner of an app's folder.
+
+        Each start uses the name that the app in the folder has at that time.
+        """
         words = ("--master", _MASTER, "--max-records", str(self.chance.choice((1_000, 3_000, 8_000))))
 
         def command() -> tuple[str, ...] | None:
@@ -152,7 +155,7 @@ class Storm:
             self.names.clear()  # which are another app's now
 
     def start_verb(self, *words: str, tries: int = 1) -> None:
-        """Start a verb; half of all verbs are killed after a moment."""
+        """Start a verb. Half of all verbs are killed after a moment."""
         kill_at_s = self.chance.uniform(0.5, 2) if self.chance.random() < 0.5 else None
         started = verb(words, self.folder, self.environment, kill_at_s)
         started.tries = tries
@@ -194,7 +197,7 @@ class Storm:
         return ("snapshot", "take", app, f"s{self.number}", *more)
 
     def kill(self, kind: str) -> bool:
-        """Kill a process of a kind. False if none runs, or nothing was committed since the last one."""
+        """Kill a process of this kind. Returns False if none runs, or if nothing was committed since the last kill."""
         if kind in _OF_SPARK:
             return bool(self.drivers) and self._kill_of_spark(self.chance.choice(self.drivers), kind)
         if kind in _NEEDED:
@@ -226,7 +229,7 @@ class Storm:
         return True
 
     def _is_publishing(self) -> bool:
-        """Wait up to five seconds until the sink has an open transaction; returns False if it opens none."""
+        """Wait up to five seconds for an open transaction of the sink. Returns False if there is none."""
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap, "log_level": 0})
         places = {TopicPartition(ALERTS, partition): OffsetSpec.latest() for partition in range(2)}
 
@@ -285,7 +288,7 @@ class Storm:
             time.sleep(0.1)
 
     def calm(self, patience_s: float) -> None:
-        """Let all verbs and the app finish without further kills. A commit at least every `patience_s` is required."""
+        """Let all verbs and the app finish without further kills. The app must commit at least every `patience_s`."""
         self.rate = 0.0
         self.proxy.kill()
         for under_way in self.verbs:

@@ -57,7 +57,7 @@ def test_a_group_lists_whole_sentences_even_on_a_narrow_terminal() -> None:
 
 
 def test_a_long_example_continues_after_a_backslash() -> None:
-    """A shell must read the intended command from it."""
+    """Check that a shell reads the intended command from it."""
     line = "slackwater query flights \"SELECT a, 'b' FROM c\" --out " + "x" * 40 + ".csv --limit 3    # all of it"
     _, _, comment, *parts = examples(line).splitlines()
     assert comment == "  # all of it"

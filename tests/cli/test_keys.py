@@ -65,7 +65,7 @@ def app(tmp_path: Path) -> None:
 
 
 def words_of(key: Any) -> list[str]:
-    """Return the arguments for a key's column. Text that begins with a dash and is not a number follows `--`."""
+    """Return the arguments for a key's column. A text that begins with a dash and is no number comes after `--`."""
     text = format_value(key)
     return ["--", text] if text.startswith("-") and not text[1:2].isdigit() and text != "-inf" else [text]
 

@@ -39,7 +39,7 @@ def test_help_takes_less_than_four_tenths_of_a_second() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    """Runs all verbs in one process, because a loaded module stays loaded."""
+    """All verbs run in one process, because a loaded module stays loaded."""
     script = (
         "import sys\n"
         "from slackwater.cli.main import app\n"
@@ -140,7 +140,7 @@ def test_ctrl_c_exits_with_130_and_prints_nothing(failing: Callable[[BaseExcepti
 
 
 def test_a_daemon_thread_in_native_code_does_not_crash_a_verb_at_exit(tmp_path: Path) -> None:
-    """A run that fails while a sink's function writes to Delta had such a thread; without the rule, it crashed."""
+    """A run had such a thread when a sink's function failed while writing to Delta, and crashed without the rule."""
     script = (
         "import sys, threading\n"
         "from deltalake import DeltaTable, write_deltalake\n"

@@ -25,7 +25,7 @@ from tests.support.s3_servers import BUCKET
 pytestmark = pytest.mark.s3
 
 SECRETS = ("AKIA0SECRETKEYID", "hushhushsecretkey", "hushhushtoken", "hushhushuser", "hushhushpassword")
-"""Access key, secret key, session token; and user and password of an endpoint."""
+"""Access key, secret key and session token; user and password of an endpoint."""
 LARGE = bytes((5 << 20) + 1)
 
 REQUESTS: tuple[Callable[[S3Store], object], ...] = (
@@ -58,7 +58,7 @@ def proxy(s3_server: str) -> Iterator[S3Proxy]:
 
 @pytest.fixture(scope="module")
 def stores(proxy: S3Proxy, environment: None) -> tuple[S3Store, ...]:
-    """Return two stores whose endpoint has a password, from the environment and from an argument."""
+    """Return two stores whose endpoint has a password: one from the environment, one from an argument."""
     settings = S3Settings(read_timeout_s=0.05, multipart_bytes=5 << 20, part_bytes=5 << 20, parallel_parts=1)
     endpoint = with_password(proxy.endpoint)
     with pytest.MonkeyPatch.context() as patch:

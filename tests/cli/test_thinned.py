@@ -1,4 +1,4 @@
-"""Times that garbage collection has thinned out: the moment that is used instead, and the notes about it."""
+"""Times that garbage collection has thinned out: the moment that is used instead, and the printed note."""
 
 import json
 from copy import copy

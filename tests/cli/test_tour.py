@@ -63,7 +63,7 @@ def folder(bare: Mapping[str, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def told(bare: Mapping[str, str], folder: Path) -> Any:
-    """Return the tour's output with --json."""
+    """Return the output of the tour with `--json`."""
     return json.loads(ran(bare, "tour", "--folder", str(folder), "--json"))
 
 
@@ -75,7 +75,7 @@ def ran(environment: Mapping[str, str], *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def feed() -> Any:
-    """Import the feeder of the examples, a script."""
+    """Import the feeder of the examples, which is a script."""
     spec = importlib.util.spec_from_file_location("feed", Path(__file__).parents[2] / "examples" / "feed.py")
     assert spec is not None
     assert spec.loader is not None
@@ -86,7 +86,7 @@ def feed() -> Any:
 
 @pytest.fixture(scope="module")
 def truth(feed: Any) -> duckdb.DuckDBPyConnection:
-    """Return totals by carrier from the raw flights of January: `corrected`, and `sent` with the fault."""
+    """Return totals by carrier from the raw flights of January: the tables `corrected`, and `sent` with the fault."""
     con = duckdb.connect()
     con.register("raw", feed.events().iloc[:FLIGHTS].reset_index(names="number"))
     delay = f"CASE WHEN number >= {FAULT_FROM} AND carrier = 'UA' THEN arr_delay * 60 ELSE arr_delay END"

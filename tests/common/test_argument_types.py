@@ -139,7 +139,7 @@ def test_an_unknown_keyword_raises_pythons_own_error() -> None:
 
 
 def public() -> Iterator[Any]:
-    """Return all functions that users call, unwrapped."""
+    """Return all functions that users call, without decorators."""
     for name in sw.__all__:
         value = getattr(sw, name)
         if inspect.isfunction(value):
@@ -163,7 +163,7 @@ VALUES = st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.binary()
 
 @given(value=VALUES)
 def test_the_checker_accepts_what_the_annotations_allow(value: object) -> None:
-    """Compares the result for each annotation with Python's `isinstance`."""
+    """Compare the result for each annotation with Python's `isinstance`."""
 
     def of_text(value: str) -> None: ...
     def of_text_or_none(value: str | None = None) -> None: ...

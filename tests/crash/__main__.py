@@ -1,4 +1,4 @@
-"""`python -m tests.crash 0:10`: corrupt objects of every kind, and count answers that are neither right nor an error.
+"""`python -m tests.crash 0:10`: corrupt objects of every kind, and count wrong answers: neither right nor an error.
 
 Each seed makes 500 corruptions. The test of the gate makes the first of seed "1.0" (`tests/crash/test_corruptions.py`).
 """

@@ -57,7 +57,7 @@ from tests.support.manifests import SMALL_LEAVES, claim
 
 BY = "ada@host"
 NOW_MS = 2_000_000_000_000
-"""Present time of the readers."""
+"""Current time for the readers."""
 UNREAD = {
     "<app>/channels.json",  # for people: what recovery needs of it is in manifests
     "<app>/gc.json",  # its time and size are all that it says
@@ -68,7 +68,7 @@ UNREAD = {
     "<app>/snapshots.json",
     "<app>/stages/<stage>/pages/<span>.json",
 }
-"""Kinds of objects that no reader needs, with a history as short as this."""
+"""Kinds of objects that no reader needs for such a short history."""
 DAMAGES = ("bit", "byte", "cut", "zeros", "empty", "swapped", "older", "foreign")
 _REPLICA = "/srv/replica"
 
@@ -93,7 +93,7 @@ class World:
 
 
 def _made(more: int) -> World:
-    """Return an app with an object of every kind that lets verbs start, with `more` extra flights."""
+    """Return an app with `more` extra flights, and an object of every kind with which verbs can start."""
     with patch.multiple(fold, **SMALL_LEAVES):
         app = whole_app()
         return _completed(app, more)
@@ -186,9 +186,9 @@ _CLI = {
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a reader.
+    """A reader's answer.
 
-    `said` is compared with the undisturbed answer. If the two differ, `errors` must name the damaged object.
+    `said` is compared with the answer in the undamaged world. If they differ, `errors` must name the damaged object.
     """
 
     said: str
@@ -272,7 +272,7 @@ READERS: Mapping[str, Callable[[World], Answer]] = {
 ROW_READERS = ("get", *(name for name in _CLI if name.startswith(("query", "diff", "history"))), *_CHANGING)
 """Readers whose answers are rows."""
 NOTE_READERS = ("notes", "status", "restart", "clone", "clone list", "app rm", "snapshot list", "recover")
-"""Readers to run in the worlds that have a note."""
+"""Readers that also run in the worlds with a note."""
 
 
 @contextmanager
@@ -305,7 +305,7 @@ class Corruption:
     """An object whose content differs from what was written."""
 
     note: str
-    """The world's note."""
+    """Note of the world."""
     store: int
     key: str
     damage: str
@@ -346,7 +346,7 @@ class Corruption:
 
 
 def _of_staging(note: str) -> bytes:
-    """Return the same note, written for another app."""
+    """Return the same note as it was written for another app."""
     value = (NOTES | UNFINISHED | REQUESTED).get(note)
     return codec.encode(replace(value, app="staging")) if hasattr(value, "app") else b"{}"
 
@@ -358,7 +358,7 @@ def kind_of(key: str) -> str:
 
 @cache
 def places() -> dict[str, list[tuple[str, int, str]]]:
-    """Return the objects of each kind as (note of the world, number of the store, key)."""
+    """Return the objects of each kind, each as (note of the world, number of the store, key)."""
     found: dict[str, list[tuple[str, int, str]]] = {}
     for note in worlds():
         for number, store in enumerate(world(note).stores()):
@@ -370,7 +370,7 @@ def places() -> dict[str, list[tuple[str, int, str]]]:
 def corruptions(count: int, seed: str) -> Iterator[tuple[Corruption, Iterator[str]]]:
     """Yield random corruptions, each with the readers of the object in random order.
 
-    Kinds of objects take turns, so that rare kinds are damaged as often.
+    Kinds of objects take turns, so that rare kinds are damaged as often as others.
     """
     chance = Random(seed)
     kinds = sorted(places().keys() - UNREAD)
@@ -387,7 +387,7 @@ def corruptions(count: int, seed: str) -> Iterator[tuple[Corruption, Iterator[st
 
 
 def wrong(corruption: Corruption, reader: str) -> str | None:
-    """Describe how a reader of a corrupt object fails; None if its answer is unchanged, or names the object."""
+    """Describe how a reader of a corrupt object fails. None if its answer is the same, or names the object."""
     note, key = corruption.note, corruption.key
     expected, new = undisturbed(note, reader)[0], corruption.bytes()
     copy = world(note).copied()

@@ -1,4 +1,4 @@
-"""Numbered calls of a process to its stores and its broker, and crashes of the process at any of these calls.
+"""Numbers a process's calls to its stores and its broker, and crashes it at any of these calls.
 
 Every test that simulates a kill uses this module: `killed_at_each_call` yields worlds, and `Calls` kills.
 `--crash-points` prints the share of all crash points that a session tried.
@@ -24,7 +24,7 @@ SEED = os.environ.get("SEED", "1")
 _SAMPLE = 3
 """Number of crash points per verb in these profiles."""
 _TRIES = 20
-"""Maximum number of attempts to reach a crash point, because with threads the number of calls varies a little."""
+"""Maximum number of attempts to reach a crash point: with threads, the number of calls varies a little."""
 
 
 class Killed(BaseException):
@@ -109,7 +109,7 @@ class NumberedStore(StoreWrapper):
 
 
 class NumberedBroker:
-    """Broker whose calls are numbered together with a store's calls. Its calls to itself are not numbered."""
+    """Broker whose calls are numbered together with a store's calls; calls to itself are not numbered."""
 
     def __init__(self, inner: Any, store: Numbered) -> None:
         self._inner, self._store = inner, store
@@ -132,7 +132,7 @@ class NumberedBroker:
 
 
 def points_of(verb: str, made: Sequence[str]) -> tuple[list[Point], list[Point]]:
-    """Return all crash points of a verb with these calls, and those to try: all, or a sample drawn by the seed."""
+    """Return all crash points of a verb that makes these calls, and those to try: all, or a sample by the seed."""
     existing = [
         Point(number, how)
         for number, call in enumerate(made)
@@ -149,9 +149,9 @@ def killed_at_each_call(
     work: Callable[[World], object],
     services: Callable[[World], Numbered | Sequence[Numbered]],
 ) -> Iterator[tuple[World, bool]]:
-    """Yield worlds from `build` after `work` ran in them, each with a flag that is True if `work` was killed.
+    """Yield worlds from `build` in which `work` ran, each with a flag that is True if `work` was killed.
 
-    In the first world nothing happens. In each other world, one call to its services kills `work` or loses the answer.
+    In the first world, `work` runs undisturbed. In each other world, one of its calls kills it or loses the answer.
     """
 
     def of(world: World) -> Sequence[Numbered]:
@@ -184,7 +184,7 @@ def killed_at_each_call(
 
 @contextmanager
 def explained(note: str) -> Iterator[None]:
-    """Add a note to any exception of the block."""
+    """Add a note to any exception from the block."""
     try:
         yield
     except Exception as error:
@@ -198,8 +198,9 @@ class Tally:
     def __init__(self) -> None:
         self._new: list[tuple[str, object]] = []
         self._calls: dict[tuple[str, str], tuple[int, int]] = {}
-        """Numbers of calls and of crash points, by verb and test. Each parameter set is a test, and tests may share a
-        verb.
+        """Numbers of calls and of crash points, by verb and test.
+
+        Each parameter set counts as a test, and tests may share a verb.
         """
         self._hits: dict[tuple[str, str], set[tuple[object, ...]]] = {}
 

@@ -1,7 +1,7 @@
 """Thread-safe pieces of the product, under every distinct schedule of their threads (frontrun's DPOR).
 
 `python -m tests.crash.schedules SCHEDULES SECONDS [PIECE]` explores them in a separate process, whose locks frontrun
-replaces. It prints a line for each piece: the number of schedules tried, and a flag that is true if these were all.
+replaces. For each piece, it prints the number of schedules tried, and a flag that is true if these were all.
 """
 
 import os
@@ -37,17 +37,17 @@ from tests.support.state_rows import ROUTES, manifest_of, write_version
 
 @dataclass(frozen=True)
 class Piece:
-    """State that threads share, the action of each thread, and a condition that must hold in the end."""
+    """A piece: state that threads share, each thread's action, and a condition that must hold in the end."""
 
     setup: Callable[[], Any]
     threads: tuple[Callable[[Any], object], ...]
     holds: Callable[[Any], bool]
     by_chance: bool = False
-    """True for random schedules, for threads that wait for a condition, which frontrun's DPOR does not wake."""
+    """True for random schedules: for threads that wait for a condition, which frontrun's DPOR does not wake."""
 
 
 class State(types.SimpleNamespace):
-    """State that the threads of a piece share."""
+    """State that a piece's threads share."""
 
 
 def _budget() -> State:
@@ -72,7 +72,7 @@ def _send(state: State) -> None:
 
 
 def _queue() -> State:
-    """Return a commit queue; one of the piece's threads works it off."""
+    """Return a commit queue, which one of the piece's threads processes."""
     store = MemoryStore()
     committer = Committer(store, claimed(store))
     committer._max_unflushed = 1
@@ -199,7 +199,7 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
 def _places() -> Iterator[tuple[types.ModuleType, str, str]]:
-    """Yield the product's modules with the name of each of their locks ("" as kind) and lock classes."""
+    """Yield the product's modules with the name of each of their locks (with an empty kind) and lock classes."""
     kinds = {id(getattr(threading, kind)): kind for kind in _KINDS}
     for name, module in list(sys.modules.items()):
         for attribute, value in vars(module).items() if name.startswith("slackwater.") else ():
@@ -211,7 +211,7 @@ _PLACES = tuple(_places())
 
 
 def _replace_locks() -> None:
-    """Replace the locks of the product's modules by those of the explorer."""
+    """Replace the locks in the product's modules by the explorer's locks."""
     for module, attribute, kind in _PLACES:
         setattr(module, attribute, getattr(threading, kind) if kind else threading.Lock())
 

@@ -1,7 +1,7 @@
 """Verbs killed at any call to the store or to Kafka, and repeated: they finish, and then report "done already".
 
-Each verb is killed at a sample of its crash points; `make crashpoints` tries all. After the repetition the app is in
-the same state as without a kill; only garbage is left over, which gc collects.
+Each verb is killed at a sample of its crash points; `make crashpoints` tries all. After the repetition, the app is in
+the same state as without a kill, except for garbage, which gc collects.
 """
 
 import re
@@ -32,7 +32,7 @@ def test_each_verb_that_changes_something_is_killed_in_some_test() -> None:
 
 
 _NAMED = {"replicate", "recover", "repair", "reset", "export"}
-"""Verbs whose tests use several case names instead of the verb's name."""
+"""Verbs for which tests use several case names instead of the verb's name."""
 
 
 @pytest.mark.timeout(3_600)
@@ -68,7 +68,7 @@ def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_repeated(
 
 
 def running(app: FlightsApp) -> Callable[[str, str], None]:
-    """Return a hook that makes every stage commit a batch whenever the waiting verb lists the requests."""
+    """Return a hook: whenever the waiting verb lists the requests, every stage commits a batch."""
     busy = False
 
     def before(verb: str, key: str) -> None:
@@ -130,7 +130,10 @@ def test_the_name_of_an_older_snapshot_of_other_versions_is_refused(monkeypatch:
 
 
 def test_pins_of_failed_clone_calls_are_removed_by_the_successful_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call dies after its pin, and the app commits. So the next call pins another moment, and removes both pins."""
+    """A call dies after its pin, and the app commits.
+
+    The next call therefore pins another moment; it removes both pins.
+    """
     app = app_of()
     pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "clone-staging", "clone", clone="staging")
     app.step_all()

@@ -107,9 +107,9 @@ class Case:
     build: Callable[[], FlightsApp]
     words: tuple[str, ...]
     done_already: str
-    """Part of the output when the verb is repeated. The verb succeeds then, unless this begins with "error"."""
+    """Part of the output when the verb is repeated. The verb must succeed then, unless this begins with "error"."""
     varies: tuple[str, ...] = ()
-    """Parts of `described` that differ if several calls share the work of the verb."""
+    """Parts of `described` that may differ when several calls share the verb's work."""
 
 
 _MERGES = ("operations", "versions")

@@ -79,12 +79,15 @@ SCALED_OBJECT = _fields(
         },
     ),
 )
-"""What the file has of keda.sh/docs/2.20, pages `reference/scaledobject-spec` and `scalers/apache-kafka`: KEDA's own
-resource definition leaves a trigger's metadata open, and no package that fits the tests has it."""
+"""Schema of the file, from keda.sh/docs/2.20, pages `reference/scaledobject-spec` and `scalers/apache-kafka`.
+
+KEDA's own resource definition allows any metadata in a trigger, and the tests do not use it: no package that fits them
+has it.
+"""
 
 PROBES = ("/livez", "/readyz")
 LONGEST_END_S = 20
-"""Grace time of the supervisor for batches and Spark, plus a margin."""
+"""Time that the supervisor gives batches and Spark, plus a margin."""
 
 
 def tool(name: str) -> str:

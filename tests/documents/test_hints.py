@@ -14,7 +14,7 @@ from tests.documents.test_help import VERBS
 
 ROOT = Path(__file__).parents[2]
 NOT_OURS = {"tests", "docs", "bench", "examples", "deploy", "build"}
-"""Folders without messages of the program."""
+"""Folders that contain no messages of the program."""
 
 RAISED_BY = {
     "operations/from_spark/adopt/": ("adopt",),
@@ -45,7 +45,7 @@ RAISED_BY = {
     "snapshot/take/snapshots.py": ("app rm", "clone rm", "clone refresh", "snapshot rm"),
     "snapshot/take/taking.py": ("snapshot take",),
 }
-"""Verbs that show the messages of a file or folder: an option without a verb belongs to one of them."""
+"""Verbs that show the messages of a file or folder. An option without a verb belongs to one of these verbs."""
 
 OTHERS = {
     "--bootstrap-server",

@@ -91,7 +91,7 @@ def test_lint_passes_in_a_clone_of_any_name(clone: Path) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("clone", NAMES, indirect=True)
 def test_make_check_passes_in_a_clone_of_any_name(clone: Path) -> None:
-    """Run all of `make check` with this checkout's packages; mypy alone takes half a minute."""
+    """Run all of `make check` with this checkout's packages. mypy alone takes half a minute."""
     (clone / ".venv").symlink_to(Path(sys.prefix))
     (clone / "pyproject.toml").touch()
     done = subprocess.run(

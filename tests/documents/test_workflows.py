@@ -25,7 +25,7 @@ MAY_WRITE = {
     "chart": {"packages", "id-token", "attestations"},
     "github": {"contents"},
 }
-"""Write permissions of each release job; all other jobs only read."""
+"""Write permissions of each release job. All other jobs have only read permissions."""
 
 
 def loaded(path: Path) -> Any:

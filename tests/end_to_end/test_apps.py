@@ -75,11 +75,11 @@ def test_each_stage_can_run_in_its_own_spark_application(ledger: Ledger) -> None
 def test_manifests_report_as_many_requests_as_s3_receives(
     kafka: EmbeddedKafka, s3_server: str, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums the requests of driver, workers and planners, and compares them with those that arrive at S3."""
+    """Sum the requests of driver, workers and planners, and compare them with those that arrive at S3."""
     meters: list[StageMeter] = []
 
     class Kept(StageMeter):
-        """A meter whose counters are kept after the run."""
+        """A meter that keeps its counters after the run."""
 
         def __init__(self, folder: Path, *stores: CountingStore) -> None:
             super().__init__(tmp_path / "counts" / folder.name, *stores)

@@ -45,7 +45,7 @@ from tests.support.state_rows import ROUTES, Key, Values, columns, write_version
 
 
 class GatedStore(CountingStore):
-    """Store whose puts wait at a gate that lets a given number pass."""
+    """Store whose puts wait at a gate; the gate lets a given number of them pass."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -91,7 +91,7 @@ def versions(store: ObjectStore) -> list[Manifest]:
 
 @dataclass
 class Runner:
-    """A stage whose batches each read one record and write one SST that identifies the record."""
+    """A stage. Each batch reads one record, and writes one SST that identifies the record."""
 
     store: ObjectStore
     head: Manifest
@@ -345,7 +345,7 @@ ROUTE_KEYS = [("JFK", str(number)) for number in range(6)]
 
 @dataclass
 class Stateful(Runner):
-    """A stage whose batches read one record that puts or deletes keys; merges run concurrently."""
+    """A stage. Each batch reads one record, which puts or deletes keys; merges run at the same time."""
 
     merges: tuple[CompactionResult, ...] = ()
 

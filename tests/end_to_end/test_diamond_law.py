@@ -19,7 +19,7 @@ batches = st.tuples(
     st.sampled_from([None, None, 1, 4]),
     st.sampled_from([False] * 7 + [True]),
 )
-"""A stage, its number of new records (for the first stage), its limit, and a flag that is true if it crashes."""
+"""A stage, its number of new records (for the first stage), its limit, and a flag that is true for a crash."""
 others = st.sampled_from(["take", "take", "complete", "complete", "cancel", "zombie"])
 operations = st.integers(0, 5).flatmap(lambda kind: batches if kind else others)
 

@@ -1,4 +1,4 @@
-"""Edits of rows while the app runs: the runner applies them between two batches, and no record is lost."""
+"""Edits of rows while the app runs: the runner applies each between two batches, and no record is lost."""
 
 from pathlib import Path
 

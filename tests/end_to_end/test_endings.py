@@ -27,7 +27,7 @@ from tests.support.histories import CAPTURED, KAFKA_PARTITIONS, FlightsApp, Kafk
 pytestmark = pytest.mark.kafka
 
 AT_ONCE = 4
-"""Concurrent processes, twice the minimum number of cores, so that threads are delayed."""
+"""Number of concurrent processes: twice the minimum number of cores, so that threads are delayed."""
 
 
 @pytest.fixture(scope="module")

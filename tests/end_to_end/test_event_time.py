@@ -43,7 +43,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @pytest.fixture
 def ledger(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """Return an app in its own store, and its topic of readings: it has one partition, so that the order is fixed."""
+    """Return an app in its own store. Its topic of readings has one partition, so that their order is fixed."""
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     app, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
     open_kafka(kafka.bootstrap).create_topics({topic: 1})
@@ -188,7 +188,7 @@ def test_windows_sessions_and_late_rows_equal_those_of_sparks_own_aggregation(le
 
 
 def quiet(rows: pa.Table, state: pa.Table) -> pa.Table:
-    """Count a station's hours, and mark it as silent half an hour after its last one."""
+    """Count a station's hours, and mark the station as silent half an hour after the last hour."""
     if not rows.num_rows:
         return state.set_column(state.schema.get_field_index("silent"), "silent", pa.array([True] * state.num_rows))
     each = rows.append_column("end", pc.struct_field(rows["hour"], "end")).group_by("_key")
@@ -253,7 +253,7 @@ def by_window(rows: list[dict[str, Any]], column: str) -> dict[Window, tuple[int
 def sparks_own(
     batches: list[list[dict[str, object]]], folder: Path
 ) -> tuple[dict[Window, tuple[int, int]], dict[Window, tuple[int, int]]]:
-    """Return the results of Spark's `groupBy` for these batches: windows, and closed sessions."""
+    """Return the results of Spark's `groupBy` over these batches: windows, and closed sessions."""
     spark = SparkSession.getActiveSession()
     assert spark is not None
     (folder / "in").mkdir()

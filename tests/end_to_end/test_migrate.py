@@ -126,7 +126,7 @@ def check(ledger: Ledger, since: str, count: int, accounts_are: str = "accounts"
 def test_new_columns_cover_the_past_if_the_program_starts_from_the_beginning_and_is_promoted(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cover columns that only a function can compute. Each row is published once."""
+    """The new columns need a function to compute them. Each row is published once."""
     changed = f"changed-{uuid4().hex[:8]}"
     monkeypatch.setenv("CHANGED_TOPIC", changed)
     old = Ledger(kafka.bootstrap, tmp_path, program=APPS / "counts.py")

@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
 class Reads(StreamingQueryListener):
-    """For each batch of a query, two numbers: records that Spark read, and records between the batch's offsets.
+    """For each batch of a query: the number of records that Spark read, and the number between the batch's offsets.
 
-    A query that is stopped after its last batch does not report that batch.
+    A query that is stopped after its last batch does not report the batch.
     """
 
     def __init__(self, query: str) -> None:

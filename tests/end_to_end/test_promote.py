@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 
 def batches_s(store: ObjectStore, *apps_: str) -> float:
-    """Return the sum of the longest batches of all stages, for the app for which it is larger."""
+    """Return the longest total duration of any app: the sum over its stages of their longest batches."""
     return max(
         sum(
             max(

@@ -40,7 +40,7 @@ class Bank(Ledger):
     """The app `poison`, with its expected tables."""
 
     def deposit(self, *moves: tuple[str, object]) -> list[tuple[int, int]]:
-        """Send moves; return partition and offset of each."""
+        """Send moves; return the partition and offset of each."""
         producer, at = Producer({**self.kafka.properties, "linger.ms": 5}), []
         for number, (account, amount) in enumerate(moves, self.sent):
             value = json.dumps({"account": account, "amount": str(amount)}).encode()
@@ -146,7 +146,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
 
 
 def linked(exported: InMemorySpanExporter, app: str, stage: str) -> set[int]:
-    """Check that each batch of a stage has a commit, and return the traces to which the batches link."""
+    """Check that each batch of a stage has a commit; return the traces to which the batches link."""
     spans = exported.get_finished_spans()
     batches = [span for span in spans if span.name == f"process {app}/{stage}"]
     commits = {span.parent.span_id for span in spans if span.name == f"commit {app}/{stage}" and span.parent}

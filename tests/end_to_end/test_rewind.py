@@ -26,7 +26,7 @@ def test_undone_records_are_read_again_and_the_rewind_first_lists_their_publishe
         ledger.catch_up(*stages, variant="publishes")
 
     def published() -> dict[tuple[int, int], int]:
-        """Return the number of each entry by its position."""
+        """Return the number of each published entry, by position."""
         found = committed(ledger.kafka, alerts)
         return {(each.partition() or 0, each.offset() or 0): json.loads(each.value() or b"")["seq"] for each in found}
 

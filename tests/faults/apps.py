@@ -1,4 +1,4 @@
-"""Generated test programs for planted faults. A number determines the stages, partitions, tables and opaque stages.
+"""Generated test programs for planted faults. A number determines each program.
 
 orders    a topic; with hops, `parse`, then `enrich` (with or without state) send rows on
 tables    totals (aggregate, may reject), ids (of each order), win (windows, late rows kept), recent (with a time to
@@ -24,27 +24,27 @@ class Shape:
 
     number: int
     hops: int
-    """Stages from the topic to the tables, both included: 1 to 3."""
+    """Number of stages from the topic to the tables, including both ends: 1 to 3."""
     opaque: tuple[str, ...]
     """Stages for which Spark's plan does not show the source record of a row."""
     stateful: bool
     """True if `enrich` keeps the balance of each key and emits rows from its state."""
     partitions: tuple[int, int, int]
-    """Partitions of topics, of channels, and of the tables' state."""
+    """Number of partitions of topics, of channels, and of the tables' state."""
     fee_in: str
     """Stage that computes the fee."""
     ttl: str
-    """Time to live of rows in `recent`, and its clock."""
+    """Time to live of rows in `recent`, with its clock."""
     tables: tuple[str, ...]
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Stages before the tables."""
+        """Stages that come before the tables."""
         return ("parse", "enrich")[: self.hops - 1]
 
 
 def shape(number: int, tables: tuple[str, ...], hops: int | None = None) -> Shape:
-    """Derive a program's structure from a number, with these tables."""
+    """Return the structure of a program with these tables, derived from a number."""
     chosen = Random(f"shape {number}")
     drawn = chosen.choice((1, 2, 2, 3, 3))
     hops = hops or drawn
@@ -211,7 +211,7 @@ _MAKE_OPAQUE = "rows = opaque(rows)"
 
 
 def write(shape: Shape, file: Path, app: str, topic: str, release: int) -> Path:
-    """Write the program of a release: 1; 2, which computes some fees wrong; or `NEVER_RAN`."""
+    """Write the program of a release: 1, or 2 (which computes some fees wrong), or `NEVER_RAN`."""
     amount = "try_cast(amount as long)"
     right = f"{amount} div 100"
     fee = {1: right, 2: f"case when k like '{BUG}%' then {amount} else {right} end", NEVER_RAN: f"{amount} div 10"}

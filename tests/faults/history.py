@@ -1,4 +1,4 @@
-"""An app that has processed records with faults: the records sent, and the app's commits."""
+"""An app that has processed faulty records: the records that were sent, and the app's commits."""
 
 import json
 import os
@@ -66,7 +66,7 @@ class History:
     sent: list[Record] = field(default_factory=list)
     seq: int = 0
     ran: list[Path] = field(default_factory=list)
-    """Program of each run, as it was then."""
+    """Copy of the program of each run."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class History:
         self.wrong_by_ms = [self.random.choice((0, 0, 0, 40)) for _ in range(partitions)]
 
     def send(self, records: Iterable[Record]) -> None:
-        """Send records in this order; records of one key go to one partition, as a keyed producer sends them."""
+        """Send records in this order. Records with the same key go to the same partition, as with a keyed producer."""
         producer = Producer(self.kafka.properties)
         for record in records:
             record.fields.setdefault("seq", self.seq)
@@ -162,7 +162,7 @@ class History:
         return run_statement(self.store, self.cache, cut, where, later=later_stages(self.store, cut))
 
     def turns(self, stage: str, where: str, after: int = 0) -> list[int]:
-        """Return the versions of a stage at which a query over its tables begins to return rows."""
+        """Return the versions of a stage at which a query over its tables starts to return rows."""
         found, was = [], False
         for manifest in self.versions(stage):
             if manifest.version <= after:
@@ -184,7 +184,7 @@ class History:
         return [record for record in self.read_up_to(stage, version, records) if record not in before]
 
     def _ends(self, stage: str, version: int) -> dict[str, tuple[int, ...]]:
-        """Return the offsets of users' topics up to which a version has read."""
+        """Return the offsets in users' topics up to which a version has read."""
         ends: dict[str, tuple[int, ...]] = {}
         if version < 1:
             return ends

@@ -1,4 +1,4 @@
-"""The truth about a planted fault, computed from the records sent, and the errors of a verdict about it."""
+"""Computes the truth about a planted fault from the sent records, and finds errors in a verdict."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ class Truth:
     """Correct facts about one fault."""
 
     topics: frozenset[str]
-    """Users' topics. An address in any other topic is the address of a row between two stages."""
+    """Users' topics. An address in any other topic belongs to a row between two stages."""
     turns: tuple[int, ...]
-    """Versions of the stage at which the query turned bad."""
+    """Versions of the stage at which the query began to return bad rows."""
     guilty: frozenset[str]
-    """Addresses that may be named as records at fault."""
+    """Addresses of the records that a verdict may blame."""
     first: Mapping[int, frozenset[str]]
-    """First records at fault, by version. Several if they have no order."""
+    """First records at fault in each version; several if their order is not defined."""
     in_batch: Mapping[int, tuple[str, ...]]
-    """All records at fault that the stage read with a version, by version."""
+    """All records at fault that the stage read with each version."""
     movers: frozenset[str] = frozenset()
-    """Records that moved the watermark or the clock so far that other records were late or rows expired."""
+    """Records that moved the watermark or the clock so far that other records were late, or rows expired."""
     moved_version: str = ""
-    """Version that read the first of these records."""
+    """Version that read the first of `movers`."""
     late: frozenset[str] = frozenset()
-    """Records that may be named as late."""
+    """Addresses of records that a verdict may call late."""
     changed: int | None = None
-    """First version of the stage under the second release."""
+    """First version of the stage that ran the second release."""
     operations: frozenset[tuple[str, int]] = frozenset()
-    """Stages and versions of the operation."""
+    """Stages and versions that the operation made."""
 
 
 def truth(history: History, plant: Plant) -> Truth | None:
-    """Return the truth about a plant after its history has run.
+    """Return the truth about a plant whose history has run.
 
     None if no commit was bad, because a wrong row was corrected in its own batch.
     """
@@ -93,14 +93,14 @@ def truth(history: History, plant: Plant) -> Truth | None:
 
 
 def _first(history: History, stage: str, records: list[Record]) -> Iterator[str]:
-    """Yield the addresses of the records that were read first: the `earliest` records in the first version with any."""
+    """Yield the addresses of the records that were read first: the `earliest` of the first version that read any."""
     source = "pairs" if stage == "settled" else next(iter(history.shape.stages), stage)
     by_version = (history.read_by(source, manifest.version, records) for manifest in history.versions(source))
     return (record.address for record in earliest(next(filter(None, by_version), [])))
 
 
 def earliest(records: Iterable[Record]) -> list[Record]:
-    """Return the first of a batch's records: by offset within a partition, by time across partitions, with all ties."""
+    """Return the first records of a batch: by offset within a partition, by time across partitions. Ties count."""
     heads: dict[tuple[str, int], Record] = {}
     for record in sorted(records, key=lambda each: each.offset):
         heads.setdefault((record.topic, record.partition), record)
@@ -128,7 +128,7 @@ def _movers(history: History, plant: Plant, version: int, late: list[Record]) ->
 
 
 def wrong(verdict: Mapping[str, Any], shown: str, plant: Plant, truth: Truth, *, whole: bool) -> Iterator[str]:
-    """Yield errors of a verdict, both in the JSON of `bisect` and in its printed title.
+    """Yield the errors of a verdict, in the JSON and in the title that `bisect` prints.
 
     With `whole` False, programs were missing, so the verdict may leave the cause open, but must not name a healthy
     record.

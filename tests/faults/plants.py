@@ -1,4 +1,4 @@
-"""Faults of each class, planted among healthy records, with the right answers in plain Python.
+"""Plants faults of each class among healthy records, and knows the right answers.
 
 A history has three phases: two under the first release, with operations and some seconds between them, and one under
 the second release. A plant adds records with keys of its own to some of the phases; the expected verdict follows from
@@ -33,20 +33,20 @@ class Plant:
     causes: frozenset[str]
     """Right classes of causes."""
     records: list[tuple[int, Record]] = field(default_factory=list)
-    """Phase and record, in the order of sending."""
+    """Records and their phases, in the order of sending."""
     guilty: list[Record] = field(default_factory=list)
     """Records at fault; empty if no record is."""
     good: str = ""
-    """Snapshot at which nothing is wrong; empty for the beginning."""
+    """Snapshot before the fault; empty for the beginning."""
     operation: Callable[[History], object] | None = None
-    """Operation on the app after its first phase."""
+    """Operation to run on the app after its first phase."""
     operation_kind: str = ""
-    """Kind of version that the operation makes."""
+    """Kind of the version that the operation makes."""
     late: list[Record] = field(default_factory=list)
     """Records that may be late."""
     key: str = ""
     at_end: bool = False
-    """True if the plant's records are the last of their phase."""
+    """True if the plant's records come last in their phase."""
     is_alone: bool = False
     """True if the plant needs a separate history, because its operation changes the results of other plants."""
 
@@ -57,7 +57,7 @@ def order(key: str, amount: object, **more: object) -> dict[str, object]:
 
 
 class Planter:
-    """Creates the records of one plant, whose key and ids are derived from its number."""
+    """Creates the records of one plant. The plant's number determines its key and ids."""
 
     def __init__(self, random: Random, number: int) -> None:
         self.random, self.number = random, number
@@ -75,13 +75,16 @@ class Planter:
         return f"{letter}{self.number}"
 
     def phases(self, how_many: int, *, last: int = PHASES - 1) -> list[int]:
-        """Return random phases in order; in half of the cases all equal, so that a batch has several of the records."""
+        """Return random phases in order.
+
+        In half of the cases they are all equal, so that one batch has several records.
+        """
         if self.random.random() < 0.5:
             return [self.random.randint(0, last)] * how_many
         return sorted(self.random.randint(0, last) for _ in range(how_many))
 
     def query(self, table: str, condition: str, key: str) -> str:
-        """Return a predicate in one of the forms that users write."""
+        """Return a predicate in one of the forms in which users write it."""
         own = f"{condition} AND (k = '{key}' OR k LIKE '{key}-%')"
         return self.random.choice(
             (
@@ -301,10 +304,10 @@ CLASSES: dict[str, tuple[Callable[[Planter], Plant], tuple[str, ...]]] = {
     "three hops": (Planter.three_hops, ("totals",)),
     "rejected": (Planter.rejected, ("totals",)),
 }
-"""Planting functions and their tables, by class."""
+"""The planting function and the tables of each class."""
 
 
 def fault_of(name: str, seed: int) -> Plant:
-    """Return the fault of a class for a seed; it does not depend on other plants."""
+    """Return the fault of a class for a seed. Other plants do not influence it."""
     number = [*CLASSES].index(name) + 1
     return CLASSES[name][0](Planter(Random(f"{name} {seed}"), number))

@@ -21,7 +21,7 @@ SEEDS = 20
 
 
 def main() -> int:
-    """Run the requested trials, print each wrong answer at once, and a table at the end."""
+    """Run the requested trials. Prints each wrong answer at once, and a table at the end."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--seeds", default=str(SEEDS), help="how many, or FIRST-LAST")
     asked.add_argument("--classes", default="", help=f"of {', '.join(CLASSES)}; separated by commas, default all")
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Return a table of right answers by class and by the programs that bisect was given."""
+    """Return a table of right answers by class, and by the programs that bisect was given."""
     counts = Counter(
         (outcome.name, outcome.asked == ALL, bool(outcome.wrong)) for outcome in outcomes if outcome.repeat
     )

@@ -21,7 +21,7 @@ from tests.faults.plants import CLASSES, PHASES, Plant, Planter, fault_of
 from tests.support.running import eventually
 
 HEALTHY = 60
-"""Records of each phase that belong to no plant."""
+"""Number of records in each phase that belong to no plant."""
 ALL, NEVER_BAD = "all programs", "it never was bad"
 
 
@@ -34,7 +34,7 @@ class Outcome:
     asked: str
     """Arguments of bisect."""
     wrong: tuple[str, ...]
-    """Errors; empty if the verdict is right."""
+    """Errors in the verdict; empty if it is right."""
     took_s: float
     repeat: str
     """Command that repeats the search."""
@@ -84,7 +84,7 @@ def _is_past(time_ms: int) -> bool:
 
 
 def _mixed(order: Random, healthy: Planter, plants: Sequence[Plant], phase: int) -> list[Record]:
-    """Return the records of a phase: healthy ones, and between them, at random places, each plant's in order."""
+    """Return the records of a phase: healthy ones, with the records of each plant, in order, at random places."""
     sent: list[list[Record]] = [[healthy.ordinary()] for _ in range(HEALTHY)]
     last: list[Record] = []
     for plant in plants:

@@ -23,11 +23,11 @@ TOO_LONG_S = 10.0
 _PATIENCE_S = 60.0
 TOO_LARGE_MIB = 512
 _GIVE_UP_MIB = 1024
-"""Limit above the memory at start; beyond it the process ends itself."""
+"""Memory above the memory at the start at which the process ends itself."""
 
 
 class Answer(NamedTuple):
-    """An answer, with its duration and memory."""
+    """An answer, with the time and memory that it took."""
 
     exit: int
     stdout: str

@@ -31,7 +31,7 @@ def check_reads(
     written: Iterable[Key],
     shown: Shown,
 ) -> None:
-    """Check that all kinds of look-ups and the relation equal the dictionary at this clock."""
+    """Check that look-ups of all kinds, and the relation, equal the dictionary at this clock."""
     table = manifest.table
     assert table is not None
     # Some are asked for twice.
@@ -62,9 +62,9 @@ def check_kept_versions(
     whole: int,
     pinned: set[int],
 ) -> None:
-    """Check which versions were kept, for the rules that a few lines can express.
+    """Check which versions were kept, by those rules that a few lines can express.
 
-    `before` has the versions that existed, with the times of commit and of writing. Before the version `whole`, only
+    `before` has all earlier versions with their times of commit and of writing. Before the version `whole`, only
     versions remain that snapshots pin, or pinned until they were removed; retention does not count these.
     """
     head, clock_ms = max(before), store.clock_ms

@@ -60,7 +60,7 @@ DEFAULTS = {
 
 
 def wider(value: Any, kind: str) -> Any:
-    """Return the value that a column of the wider type shows for a stored value."""
+    """Return the value that a column of a wider type shows for a stored value."""
     if isinstance(value, dict) and kind.startswith("struct"):
         names = {"struct<x: int32>": ("x",), "struct<x: int64, `new one`: string>": ("x", "new one")}.get(
             kind, ("y", "x")
@@ -204,7 +204,7 @@ class Evolving:
         return [row if is_there else None for row, is_there in zip(rows, there.tolist(), strict=True)]
 
     def check_several(self) -> None:
-        """Check that a query over several versions shows the newest columns."""
+        """Check that a query over several versions has the newest columns."""
         manifests = [manifest for manifest, _ in self.manifests]
         if not any(manifest.ssts for manifest in manifests) or (last := manifests[-1].table) is None:
             return

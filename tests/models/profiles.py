@@ -13,7 +13,7 @@ SECONDS = 3600 if SEARCHES else 300
 """Time limit of a model test."""
 
 _USUAL = 100
-"""Number of examples that a test without a number has in the profile to which `scaled` refers."""
+"""Number of examples that a test has by default in the profile to which `scaled` refers."""
 
 
 def scaled(examples: int, steps: int = 50, *, in_ci: int = 0) -> settings:

@@ -1,7 +1,7 @@
-"""Random programs of one stage, some nondeterministic, with versions.
+"""Random programs of one stage, some of them nondeterministic, and versions that they committed.
 
-A number determines the program: the kind of state, what the function does with the records, and a planted dependence in
-every other program. No batch of Spark's streaming runs, and no broker is needed.
+A number determines the program: the kind of state, what the function does with the records, and, in every other
+program, a planted dependence. No streaming query runs, and no broker is needed.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Plant:
     name: str
     reason: Reason
     change: Change | None = None
-    """Change to the stage's function."""
+    """Change of the stage's function."""
     update: Callable[[pa.Table, pa.Table], pa.Table] | None = None
-    """Update function that computes `x`, one value per key."""
+    """Update function that computes `x`, one value for each key."""
     kind: str = ""
-    """Kind of state with this plant; empty for any kind that reads `x`."""
+    """Kind of state that has this plant; empty for any kind that reads `x`."""
     or_else: Reason | None = None
-    """Alternative reason, if the first reason does not show in every batch."""
+    """Other possible reason, if `reason` does not show in every batch."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ KINDS = ("aggregate", "upsert", "update", "window", "session", "join", "stateles
 
 
 def random_program(number: int) -> RandomProgram:
-    """Return the program of a number; even numbers have a planted dependence."""
+    """Return the program with this number. Even numbers have a planted dependence."""
     chosen = Random(number)
     plant = None if number % 2 else PLANTS[number // 2 % len(PLANTS)]
     kind = (plant.kind if plant else "") or (KINDS[number // 2 % len(KINDS)] if plant is None else chosen.choice(KINDS))
@@ -260,7 +260,7 @@ def _declare(app: sw.App, kind: str, function: Change, plant: Plant | None) -> N
 def versions_of(
     made: RandomProgram, spark: SparkSession, folder: LocalStore, count: int, seed: int
 ) -> tuple[LoadedProgram, list[Manifest]]:
-    """Return the program, and this many versions of its stage in the form in which its batches would commit them."""
+    """Return the program, and this many versions of its stage, as its batches would commit them."""
     kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
     stage = made.app.stages["s"]
     shape = derive_schemas(made.app, spark)["s"]

@@ -2,7 +2,7 @@
 
 `flights` has tombstones, a rescale, compactions, snapshots with and without markers, in-flight records inside and
 outside of a snapshot, an open snapshot request, a thinned history with its boundary, a clone (`staging`) and a log of
-operations; `types` a table with every type that a column can have.
+operations; `types` has a table with every column type.
 """
 
 import random
@@ -137,7 +137,7 @@ def _merge(store: AgingStore, app: FlightsApp, stage: str) -> None:
 
 
 def _types(store: AgingStore, clock: StoreClock) -> None:
-    """Write a table with every type, with rows overwritten and deleted."""
+    """Write a table with every type; some rows are overwritten or deleted."""
     apps.ensure_app(store, AppInfo("types", clock.now_ms))
     now_ms = clock.tick("rows")
     head = claim(

@@ -64,16 +64,16 @@ def connection() -> duckdb.DuckDBPyConnection:
 
 
 TASKS = (0, 2, 1, 3)
-"""Numbers of tasks that writers declare in turn; 0 for one per state partition."""
+"""Numbers of tasks that writers declare, in turn; 0 means one per state partition."""
 WIDE_BYTES = (picker.WIDE_BYTES, 0, 3_000)
-"""Sizes of a hash range up to which merges of wide SSTs stay wide, one after the other."""
+"""Sizes of a hash range up to which merges of wide SSTs stay wide, used in turn."""
 
 
 class StateMachine(RuleBasedStateMachine):
     """One app and its clones, with the expected dictionary of each version."""
 
     focus: tuple[str, ...] = ()
-    """Rules in addition to those of writing."""
+    """Groups of rules that run in addition to those of writing."""
 
     def begin(
         self,
@@ -86,12 +86,12 @@ class StateMachine(RuleBasedStateMachine):
     ) -> None:
         """Create a table with these keys, and its writer.
 
-        `column` is the clock of the time to live; empty for the write time.
+        `column` is the clock of the time to live. If it is empty, the clock is the write time.
         """
         key, self.keys = TABLES[name]
         self.column = column
         self.table = Table(key, VALUES, partitions, ttl=lifetime)
-        """Declaration of the programs that start from now on."""
+        """Declaration in the programs that start from now on."""
         self.hashes = hashes
         self.folder = Path(tempfile.mkdtemp())
         self.cache_bytes = 1 << 30 if cached else 0
@@ -102,22 +102,25 @@ class StateMachine(RuleBasedStateMachine):
         self.zombies: list[Writer] = []
         self.heads: dict[str, int] = {}
         self.states: dict[tuple[str, int], State] = {}
-        """Rows of each version that was ever committed."""
+        """Rows of each version ever committed."""
         self.pending: dict[str, dict[Form, tuple[Key, Values | None]]] = {}
         """Uncommitted puts and deletes, by app."""
         self.pins: dict[tuple[str, str], int] = {}
-        """Version of each snapshot by app and name, including those that pin clones."""
+        """Version of each snapshot, by app and name; also of snapshots that pin clones."""
         self.asked: dict[tuple[str, str], SnapshotRequest] = {}
         self.clones: dict[str, str] = {}
         """Source app of each clone."""
         self.proven: dict[tuple[tuple[Sst, ...], Table | None, int], tuple[Shown, dict[str, bytes]]] = {}
-        """Reads that were checked before: the clock, the rows, and the objects read."""
+        """Reads that were checked before: the clock, the shown rows, and the objects that were read."""
         self.decoded: dict[tuple[str, int], tuple[bytes, Manifest]] = {}
         """Object and decoded manifest of each version at the last read."""
         self.undone: dict[str, RowChange] = {}
-        """Row changes by a migration whose caller died, as long as it is unknown if the migration was decided."""
+        """Row changes by a migration whose caller died.
+
+        They stay here until it is known if the migration was decided.
+        """
         self.reopened: dict[str, int] = {}
-        """Heads at the time when everything was last read again."""
+        """Heads when everything was last read again."""
         apps.ensure_app(self.store, AppInfo("app", self.store.clock_ms))
         self.take_over("app")
 
@@ -199,7 +202,7 @@ class StateMachine(RuleBasedStateMachine):
     # Migrating.
 
     def migrate_to(self, data: st.DataObject, app: str, dies_after: int | None) -> None:
-        """Migrate to a program with a column added, removed, widened or renamed; the caller may be killed."""
+        """Migrate to a program with an added, removed, widened or renamed column. The caller may be killed."""
         self.finish_interrupted_migration(app)
         store = fresh(self.store)
         head = history.read(store, app, STAGE, self.heads[app])
@@ -233,7 +236,7 @@ class StateMachine(RuleBasedStateMachine):
     # Beginning with rows from elsewhere.
 
     def begin_with_rows(self, data: st.DataObject, app: str, dies_after: int | None) -> None:
-        """Create an app whose first version has rows from a file; the call may be killed and repeated."""
+        """Create an app whose first version has rows from a file. The call may be killed and repeated."""
         some = data.draw(st.lists(st.tuples(self.keys, values), min_size=1, max_size=8), "rows")
         rows = {
             same_form(key): (key, (*row[:-1], self.in_minutes(row[-1])))
@@ -268,7 +271,7 @@ class StateMachine(RuleBasedStateMachine):
     # Merging.
 
     def writer_with_due_merges(self, data: st.DataObject) -> Writer:
-        """Return a writer after some batches and perhaps a rescale, so that there is something to merge."""
+        """Return a writer after some batches and perhaps a rescale, so that there are SSTs to merge."""
         app = self.any_app(data)
         for partitions in data.draw(st.lists(st.sampled_from([None, None, 1, 2, 3, 5]), max_size=4), "rescaled to"):
             self.commit_some(data, app)
@@ -288,13 +291,13 @@ class StateMachine(RuleBasedStateMachine):
             return picker.pick_for_manifest(head, full=full, accepts=only)
 
     def sizes(self) -> AbstractContextManager[object]:
-        """Let the picker treat the SSTs as small, large, or mixed, in turn, although all of them are small."""
+        """Let the picker treat the SSTs as small, large or mixed, in turn; in fact, all are small."""
         return patch.object(picker, "WIDE_BYTES", WIDE_BYTES[len(self.states) % len(WIDE_BYTES)])
 
     def compaction(
         self, writer: Writer, inputs: tuple[Sst, ...], *, drops_tombstones: bool, cuts: bool = False
     ) -> Compaction:
-        """Describe a merge. Its clock is the clock of the head from which it was picked."""
+        """Describe a merge. Its clock is that of the head from which it was picked."""
         window = min(sst.hash_min for sst in inputs), max(sst.hash_max for sst in inputs)
         clock_ms = writer.head.clock_ms
         return Compaction(0, writer.ranges, inputs, drops_tombstones, window=window, clock_ms=clock_ms, cuts=cuts)
@@ -331,14 +334,14 @@ class StateMachine(RuleBasedStateMachine):
         writer.merges.append(done)
 
     def check_no_expired_rows_are_stored(self, app: str) -> None:
-        """Check in storage that the head's SSTs have no expired rows after a full merge."""
+        """Check in storage that no SST of the head has expired rows after a full merge."""
         head = history.read(fresh(self.store), app, STAGE, self.heads[app])
         assert expired_objects(self.store, app, head.clock_ms).isdisjoint(sst.object for sst in head.ssts)
 
     # Expiring.
 
     def advance_to_an_expiry(self, data: st.DataObject, app: str) -> None:
-        """Let the next batch begin at the expiry of some row, or a millisecond before or after; or write such a row."""
+        """Let the next batch begin when some row expires, or a millisecond before or after; or write such a row."""
         state = self.states[app, self.heads[app]]
         if moments := state.to_come():
             at_ms = data.draw(st.sampled_from(moments), "expires") + data.draw(st.sampled_from([0, -1, 1]), "late")
@@ -348,7 +351,7 @@ class StateMachine(RuleBasedStateMachine):
                 self.change(app, [(data.draw(self.keys), (0, None, moment(at_ms)))])
 
     def check_visible_rows_now(self, app: str) -> None:
-        """Check that rows of the head expire by write time even if nothing is committed."""
+        """Check that rows of the head expire by write time even without a commit."""
         manifest, state = (
             history.read(fresh(self.store), app, STAGE, self.heads[app]),
             self.states[app, self.heads[app]],

@@ -14,7 +14,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
 Changes = Mapping[Form, tuple[Key, Values | None]]
-"""Changes by key: the key to write, and its values; None deletes."""
+"""Changes by the key's normal form: the key to write and its values, or None to delete it."""
 Shown = dict[Form, Values]
 """Visible rows."""
 
@@ -32,7 +32,7 @@ class State:
     """Rows of a table version, computed without the product's `store.sst.ttl` and `store.sst.schema`."""
 
     entries: Mapping[Form, Entry] = field(default_factory=dict)
-    """Entries, expired ones included until their keys are written again."""
+    """Entries. An expired entry stays until its key is written again."""
     clock_ms: int = 0
     lifetime: Ttl | None = None
 
@@ -42,7 +42,7 @@ class State:
         return self.lifetime is not None and self.lifetime.ms > 0 and not self.lifetime.column
 
     def shown(self, clock_ms: int | None = None) -> Shown:
-        """Return the rows that are visible at a clock, by default the version's."""
+        """Return the rows that are visible at a clock, by default the version's own clock."""
         at_ms = self.clock_ms if clock_ms is None else clock_ms
         return {
             form: entry.values
@@ -51,7 +51,7 @@ class State:
         }
 
     def seen(self, now_ms: int) -> int:
-        """Return the clock that a reader or a new batch uses at this time, while this version is the head."""
+        """Return the clock that a reader or a new batch uses at this time, if this version is the head."""
         return max(now_ms, self.clock_ms) if self.by_write_time else self.clock_ms
 
     def to_come(self) -> list[int]:
@@ -81,7 +81,10 @@ class State:
         return replace(self, entries={form: replace(e, values=change(e.values)) for form, e in self.entries.items()})
 
     def claimed(self, declared: Ttl | None) -> "State":
-        """Return the state after a claim by a program with this declaration; expiry times and a clock are unchanged."""
+        """Return the state after a claim by a program with this declaration.
+
+        Expiry times and the clock are unchanged.
+        """
         if self.lifetime is None:
             begun = declared is None or not declared.column
             return replace(self, lifetime=declared, clock_ms=self.clock_ms if begun else BEFORE_FIRST_EVENT_MS)

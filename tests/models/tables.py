@@ -53,13 +53,13 @@ TABLES: dict[str, tuple[tuple[Column, ...], st.SearchStrategy[Key]]] = {
         st.tuples(st.sampled_from((None, *(datetime(1969, 12, 31, 23, 59, 59, us) for us in range(6))))),  # noqa: DTZ001
     ),
 }
-"""Key columns, with few keys, so that they are written repeatedly."""
+"""Key columns and a few keys of each table. The keys are few so that they are written repeatedly."""
 VALUES = (Column("v", "int64"), Column("w", "string"), Column("at", "timestamp[us, tz=UTC]"))
-"""The last column may set the expiry."""
+"""Value columns. The last one may set the expiry."""
 values = st.none() | st.tuples(
     st.none() | st.integers(-5, 5), st.sampled_from(STRINGS), st.sampled_from((None, -300, -20, -2, 0, 0, 5))
 )
-"""Values; None deletes. The event time is relative to now, in minutes: late, very late, on time, early."""
+"""Values, or None to delete. The event time is in minutes relative to now: late, very late, on time or early."""
 
 Form = tuple[object, ...]
 """A key in its normal form."""
@@ -68,12 +68,12 @@ LARGER = {"int8": "int16", "int16": "int32", "int32": "int64"}
 
 
 def in_columns(row: Values | None, table: Table) -> Values | None:
-    """Return a row of `values` in the table's columns; added columns have 1."""
+    """Return a row of `values` in the table's columns. Columns that were added have 1."""
     return row and (*row[:2], *(1 for _ in table.values[2:-1]), row[-1])
 
 
 def same_form(key: Key) -> Form:
-    """Return the normal form of a key. Keys that are equal in the store have equal normal forms in Python."""
+    """Return the normal form of a key. Keys that are equal in the store have equal normal forms."""
     return tuple(map(_one_form, key))
 
 
@@ -90,7 +90,7 @@ def _one_form(part: object) -> object:
 
 
 LIFETIMES_MS = tuple(minutes * 60_000 for minutes in (0, 3, 30, 180))
-"""A batch takes a minute; 0 for none."""
+"""Times to live; 0 means none. A batch takes a minute."""
 
 # Sizes of files and levels for a few rows: an SST with one row has 2 to 3 kB.
 POLICIES = st.builds(

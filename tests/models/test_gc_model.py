@@ -1,4 +1,4 @@
-"""A model test of garbage collection: an app whose history is collected at any time, against a dictionary."""
+"""A model test of garbage collection: an app is collected at any time, and compared with a dictionary."""
 
 from contextlib import suppress
 from typing import Any
@@ -88,7 +88,7 @@ class Collection(RuleBasedStateMachine):
 
     @rule(data=st.data(), stages=st.integers(1, 3))
     def retire(self, data: st.DataObject, stages: int) -> None:
-        """Retire the last stages, collect, and run their program again."""
+        """Retire the last stages, collect, and run the stages' program again."""
         app = self.any_app(data)
         gone = STAGES[::-1][:stages]
         for stage in gone:

@@ -80,7 +80,7 @@ def check(answer: Answer, words: tuple[str, ...]) -> None:
 
 
 def ask(asking: Asking, root: Path, key: str, data: bytes, words: tuple[str, ...]) -> Answer:
-    """Run a command line with one object replaced; the store is restored afterwards."""
+    """Run a command line while one object is replaced."""
     path = root / key
     before = path.read_bytes()
     if words in CHANGING:
@@ -145,7 +145,7 @@ def heads(documents: list[str]) -> list[str]:
 
 
 def _partitions(document: bytes) -> int:
-    """Return the number of state partitions in the document: a full merge takes one merge for each."""
+    """Return the number of state partitions in the document, because a full merge merges each of them."""
     found = re.search(rb'"partitions":([0-9]+)', document)
     return int(found[1]) if found else 0
 

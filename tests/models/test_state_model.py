@@ -1,11 +1,11 @@
 """A model test of the store against a dictionary of rows by version.
 
 Rules put, delete, commit, merge, rescale, pin, clone, drop, collect and expire, kill any process, and read at any time.
-Every version that must stay shows the same rows as before, and garbage is deleted in time.
+Every version that must stay keeps its rows, and garbage is deleted in time.
 
 The structure is that of icechunk's `test_stateful_repo_ops.py`: rules for every operation, invariants after each step.
-If the store decides an outcome (for example if the commit of a killed writer succeeded), the model reads the outcome
-once, and then requires it of the store.
+If the store decides an outcome (for example, if a killed writer's commit succeeded), the model reads the outcome once,
+and expects it from then on.
 """
 
 import shutil
@@ -69,11 +69,11 @@ FOCUS = (
     ("collecting", "expiring"),
     ("dying", "collecting", "copying", "expiring"),
 )
-"""Groups of rules, because with all rules at once few examples test much."""
+"""Groups of rules. With all rules at once, few examples would test much."""
 
 
 MIGRATIONS = 500
-"""Examples with changed programs, all three kinds together, in the profiles that search."""
+"""Number of examples with changed programs, of all three kinds together, in the profiles that search."""
 
 
 def about(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -129,7 +129,7 @@ class StateModel(StateMachine):
     @about("dying")
     @rule(data=st.data(), seed=st.integers(0, 1000))
     def commit_with_store_faults(self, data: st.DataObject, seed: int) -> None:
-        """Commit while requests fail, get lost, or arrive late or twice; retry until the outcome is known."""
+        """Commit while requests fail, are lost, or arrive late or twice. Retries until the outcome is known."""
         writer = self.writers[self.any_app(data)]
         storm = FaultyStore(writer.view, seed, refused=0.2, lost=0.2, late=0.2, echoed=0.2)
         calm, writer.view = writer.view, storm
@@ -140,7 +140,7 @@ class StateModel(StateMachine):
     @about("dying")
     @rule(data=st.data(), requests=st.integers(0, 12))
     def kill_during_commit(self, data: st.DataObject, requests: int) -> None:
-        """Kill the writer after any request of a commit. The batch is then complete or absent, as storage shows."""
+        """Kill the writer after any request of a commit. Storage shows if the batch is complete or absent."""
         writer, manifest = self.writers[self.any_app(data)], None
         with suppress(Killed, Fenced), self.store.death_after(requests):
             manifest = self.batch(writer)
@@ -203,7 +203,7 @@ class StateModel(StateMachine):
     @about("migrating")
     @rule(data=st.data(), requests=st.integers(0, 25), at_once=st.booleans())
     def kill_during_migration(self, data: st.DataObject, requests: int, at_once: bool) -> None:
-        """Kill a migration. If it was decided, the next caller finishes it; otherwise the old program continues."""
+        """Kill a migration. If it was decided, the next caller finishes it; otherwise, the old program continues."""
         app = self.any_app(data)
         self.migrate_to(data, app, requests)
         if at_once or self.writers[app].fenced:
@@ -234,7 +234,7 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data(), merges=st.integers(1, 2))
     def merge_any_neighbours(self, data: st.DataObject, merges: int) -> None:
-        """Merge any neighbouring runs. Of two merges of the same SST, the first to commit wins."""
+        """Merge any neighbouring runs. If two merges have a common SST, the first to commit wins."""
         writer = self.writer_with_due_merges(data)
         ranges = by_partition(writer.head.ssts, writer.ranges).values()
         whole = [mine for mine in ranges if all(len(overlapped_partitions(sst, writer.ranges)) == 1 for sst in mine)]
@@ -266,7 +266,7 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data(), policy=POLICIES)
     def merge_all(self, data: st.DataObject, policy: Policy) -> None:
-        """Merge all ranges in turn; wide SSTs are cut first, unless all SSTs that they overlap are merged with them."""
+        """Merge all ranges in turn. Wide SSTs are cut first, unless all SSTs that they overlap are merged with them."""
         app = self.writer_with_due_merges(data).app
         for partition in range(self.writers[app].ranges):
             cuts = True
@@ -297,7 +297,7 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data(), policy=POLICIES, merging=st.booleans())
     def commit_after_foreign_compaction(self, data: st.DataObject, policy: Policy, merging: bool) -> None:
-        """Commit a batch after another process's compaction; the batch may also commit merges."""
+        """Commit a batch after a compaction by another process. The batch may also commit merges."""
         writer = self.writer_with_due_merges(data)
         if merging:
             for one in self.due(writer, policy):
@@ -310,7 +310,7 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data())
     def land(self, data: st.DataObject) -> None:
-        """Commit merges in a separate version, without a batch."""
+        """Commit merges in a version of their own, without a batch."""
         writer = self.writers[self.any_app(data)]
         self.try_to_commit(writer, writer.landing())
 
@@ -319,7 +319,7 @@ class StateModel(StateMachine):
     @about("expiring")
     @rule(data=st.data())
     def expire(self, data: st.DataObject) -> None:
-        """Let a row expire, or almost expire. Readers see the change at once, and so does the next batch."""
+        """Let a row expire, or almost expire. Readers and the next batch see the change at once."""
         app = self.any_app(data)
         self.commit_some(data, app)
         self.advance_to_an_expiry(data, app)
@@ -340,7 +340,7 @@ class StateModel(StateMachine):
     @about("expiring")
     @rule(data=st.data())
     def merge_away_expired_rows(self, data: st.DataObject) -> None:
-        """Check that a full merge removes expired rows from all but older kept versions."""
+        """Check that a full merge removes expired rows, except from older kept versions."""
         app = self.any_app(data)
         for _ in range(2):
             self.commit_some(data, app)
@@ -433,7 +433,7 @@ class StateModel(StateMachine):
     @about("collecting")
     @rule(data=st.data(), versions=st.integers(1, 3))
     def gc_keeping_few_versions(self, data: st.DataObject, versions: int) -> None:
-        """Collect with few versions to keep: versions of the last hour stay anyway."""
+        """Collect with a rule that keeps few versions. Versions of the last hour stay in any case."""
         app = self.any_app(data)
         for _ in range(3):
             self.commit_some(data, app)
@@ -447,7 +447,7 @@ class StateModel(StateMachine):
     @about("collecting")
     @rule(data=st.data(), retention=RULES, merging=st.booleans())
     def gc(self, data: st.DataObject, retention: Retention, merging: bool) -> None:
-        """Collect during batches and a merge; young versions and the merge's inputs and outputs stay."""
+        """Collect during batches and a merge. Young versions stay, and so do the merge's inputs and outputs."""
         app = self.any_app(data)
         for _ in range(2):
             self.commit_some(data, app)
@@ -460,7 +460,7 @@ class StateModel(StateMachine):
     @about("collecting")
     @rule(data=st.data(), retention=RULES, merged=st.booleans(), pinned=st.booleans())
     def gc_of_old_versions(self, data: st.DataObject, retention: Retention, merged: bool, pinned: bool) -> None:
-        """Collect when everything is old and two batches have followed; only old versions may name some SSTs."""
+        """Collect when everything is old and two batches have followed. Only old versions may name some of the SSTs."""
         app = self.any_app(data)
         if pinned:
             self.commit_some(data, app)
@@ -483,7 +483,7 @@ class StateModel(StateMachine):
     @about("racing")
     @rule(data=st.data(), retention=RULES, number=st.integers(0, 2), before=st.integers(1, 2))
     def pin_during_gc(self, data: st.DataObject, retention: Retention, number: int, before: int) -> None:
-        """Pin a version during a collection, before one of its two boundaries: the version stays, or the pin fails."""
+        """Pin a version during a collection, before one of its two boundaries. The version stays, or the pin fails."""
         app, name = self.any_app(data), f"s{number}"
         self.wait(70)
         self.commit_some(data, app)

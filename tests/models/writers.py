@@ -32,25 +32,25 @@ _numbers = count(1)
 
 @dataclass
 class Writer:
-    """Writer that claims the stage when it is created. Like a runner, it puts a batch's SSTs before the manifest."""
+    """Writer that claims the stage when it is created. Like a runner, it puts a batch's SSTs before its manifest."""
 
     store: AgingStore
     app: str
     table: Table
-    """Table as its program declares it; once the table exists, only the time to live counts."""
+    """Table as the writer's program declares it. Once the table exists, only the declared time to live counts."""
     hashes: Hashes
     behind_ms: int = 0
-    """Delay of this machine's clock behind storage's."""
+    """Milliseconds by which this machine's clock is behind storage's."""
     merges: list[CompactionResult] = field(default_factory=list)
-    """Finished merges that the next batch commits."""
+    """Finished merges that the next batch will commit."""
     tasks: int = 0
-    """Number of tasks per batch that the program declares; 0 for one per state partition."""
+    """Number of tasks per batch that the program declares; 0 means one per state partition."""
     varies_tasks: bool = False
-    """True if the number of tasks of batches varies, as for small batches."""
+    """True if the number of tasks varies from batch to batch, as for small batches."""
     fenced: bool = False
-    """True if another writer has taken the stage over."""
+    """True if another writer has taken over the stage."""
     began_ms: int = 0
-    """Begin of the last batch by this machine's clock."""
+    """Time at which the last batch began, by this machine's clock."""
 
     def __post_init__(self) -> None:
         self.name = f"writer-{next(_numbers)}"
@@ -81,7 +81,7 @@ class Writer:
         return self.store.clock_ms - self.behind_ms
 
     def sleep(self) -> None:
-        """Forget everything that this process has read of the store, like after a long pause."""
+        """Forget everything that this process has read from the store, as after a long pause."""
         self.view = fresh(self.store)
 
     def batch(self, changes: Mapping[Key, Values | None], cache: SstCache | None) -> Manifest:
@@ -120,7 +120,7 @@ class Writer:
         return replace(draft, ssts=apply_results(draft.ssts, self.merges))
 
     def commit(self, manifest: Manifest) -> None:
-        """Commit under the manifest's number, or under the next free one if compactions have taken it."""
+        """Commit under the manifest's number, or under the next free one if compactions have taken that number."""
         committer = Committer(self.view, self.head)
         committer.submit(PendingVersion(self.head, manifest, tuple(self.merges), 0.0, lambda _done: None))
         self.head = committer.head

@@ -1,7 +1,7 @@
 """A pytest plugin for mutation testing that runs the fastest tests first.
 
-Most mutants fail any test of the mutated function within milliseconds; in another order they would wait for a slow
-test.
+Most mutants are found by any test of the mutated function within milliseconds. In another order, a slow test might come
+first.
 """
 
 import json
@@ -11,7 +11,7 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by the durations that mutmut measured on the original code; its first run has none."""
+    """Sort by the durations that mutmut measured on the original code. Its first run has no durations."""
     measured = Path("mutmut-stats.json")
     if measured.exists():
         times = json.loads(measured.read_text(encoding="utf-8"))["duration_by_test"]

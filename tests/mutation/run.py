@@ -1,11 +1,11 @@
-"""Mutation testing with mutmut (`make mutants`): checks that some test fails for every small change of the code.
+"""Mutation testing with mutmut (`make mutants`): checks that every small change of the code makes some test fail.
 
 `python -m tests.mutation.run commit merge` runs these groups of `modules.toml` only; `--sample 100` limits the number
-of mutants of each group. Prints the table for `docs/testing.md`, and the diff of every surviving mutant.
-mutmut's files stay under `.cache/mutants/GROUP`, where `mutmut browse` shows them.
+of mutants of each group. It prints the table for `docs/testing.md`, and the diff of every surviving mutant. mutmut's
+files stay under `.cache/mutants/GROUP`, where `mutmut browse` shows them.
 
-The package is the repository's root, which for mutmut would be a folder without a name, so each group has a workspace
-with the package in `slackwater/`, beside the tests.
+The package is the repository's root, for which mutmut has no package name. Each group therefore has a workspace with
+the package in `slackwater/`, beside the tests.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ timeout_constant = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Modules with common tests; paths are relative to the workspace."""
+    """Modules that share tests; paths are relative to the workspace."""
 
     name: str
     modules: tuple[str, ...]
@@ -97,7 +97,7 @@ class Group:
             ]
 
     def outcomes(self, module: str) -> dict[str, int | None]:
-        """Return the tests' exit code for each mutant of a module; None for a mutant that was not run."""
+        """Return the tests' exit code for each mutant of a module; None if the mutant was not run."""
         meta = json.loads((self.workspace / "mutants" / f"{module}.meta").read_text(encoding="utf-8"))
         found: dict[str, int | None] = meta["exit_code_by_key"]
         return found
@@ -147,7 +147,7 @@ def main() -> int:
 
 
 _OUTCOMES = {0: "survived", 1: "killed", 3: "killed", 33: "not run", 36: "timed out", -24: "timed out"}
-"""Outcomes by exit code: mutmut's own are above 30, negative ones are signals."""
+"""Outcomes by exit code. Codes above 30 are mutmut's own; negative ones are signals."""
 
 
 def _outcome(code: int | None) -> str:

@@ -17,7 +17,7 @@ class FailoverKafka(Kafka):
     def __init__(self) -> None:
         super().__init__()
         self.mirrored: dict[str, dict[int, list[tuple[int, int]]]] = {}
-        """Offset pairs of a mirror, by `CLUSTER.TOPIC` and partition."""
+        """Offset pairs of a mirrored topic, by `CLUSTER.TOPIC` and partition."""
 
     def records_before(self, topic: str, partition: int, offset: int, count: int) -> tuple[Anchor, ...]:
         at, messages = range(max(0, offset - count), offset), self.topics[topic][partition]

@@ -1,6 +1,6 @@
-"""Elements of stored lists and maps follow the rows of their keys, whichever verb changes these.
+"""Elements of stored lists and maps follow the rows of their keys, whichever verb changes the rows.
 
-A dictionary is the oracle.
+A dictionary has the expected content.
 """
 
 import threading

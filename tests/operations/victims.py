@@ -1,7 +1,7 @@
 """Processes for tests to kill while they write, forked from one that has already imported everything.
 
-`python -m tests.operations.victims MODULE` reads lines of JSON, each with a function of the module and its argument; it
-prints the process id, and later the exit status.
+`python -m tests.operations.victims MODULE` reads lines of JSON, each with a function of the module and its argument;
+for each, it prints the process id, and later the exit status.
 """
 
 import json
@@ -31,7 +31,7 @@ class Victims:
         )
 
     def run(self, function: str, argument: str, seconds: float | None = None) -> float:
-        """Run a victim, and kill it after this many seconds; return its lifetime.
+        """Run a victim, and kill it after this many seconds. Returns its lifetime.
 
         With None, it runs to its end, and must succeed.
         """

@@ -1,4 +1,4 @@
-"""The listener of a run that passes events on to several listeners."""
+"""The listener of a run that passes its events on to several listeners."""
 
 import inspect
 

@@ -1,7 +1,7 @@
 """`python -m tests.programs [NAME …]`: fetch and build the programs that tests need, before any test.
 
-Kafka, the S3 server and the schema registry are required. Programs of Go and Node.js, by name, and a browser are
-optional: tests that need a missing one are skipped.
+Kafka, the S3 server and the schema registry are required. A browser, and programs of Go and Node.js, which are given by
+name, are optional: tests that need a missing one are skipped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Moto's server with a lock around puts.
 
-It checks a key before it writes, so two conditional puts might both succeed.
+Without the lock, moto checks a key and then writes, so that two conditional puts may both succeed.
 """
 
 from threading import Lock

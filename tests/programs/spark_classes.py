@@ -1,4 +1,4 @@
-"""An archive of Spark's loaded classes, which halves the CPU time that each JVM of the tests needs to start.
+"""An archive of the classes that Spark loads. It halves the CPU time that each JVM of the tests needs to start.
 
 See "Class Data Sharing" in the JDK's documentation. A JVM ignores an archive that was made by another Java or from
 other jars, so an archive is never wrong.
@@ -14,9 +14,9 @@ import pyspark
 from slackwater.pipeline.dev.java import MissingTool, find_java
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""JVM options for Spark sessions of half a minute: within that time, the second compiler costs more than it saves."""
+"""JVM options for Spark sessions of half a minute, in which the second compiler costs more time than it saves."""
 _QUIET = "-Xlog:disable"
-"""The launcher of Spark, whose output is a command, must not warn that the archive is not for it."""
+"""Option for Spark's launcher, whose output is a command: it must not warn that the archive is not for it."""
 _PROGRAM = """
 import slackwater as sw
 from pyspark import SparkContext
@@ -47,7 +47,7 @@ def options() -> str:
 
 
 def build() -> None:
-    """Run an app, and archive the classes that its JVM has loaded, unless there is an archive. Needs Java."""
+    """Run an app, and archive the classes that its JVM has loaded, unless there already is an archive. Needs Java."""
     path = archive()
     if path.exists() and path.stat().st_mtime > (Path(pyspark.__file__).parent / "jars").stat().st_mtime:
         return

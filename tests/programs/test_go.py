@@ -18,7 +18,7 @@ chmod +x "$GOBIN/versitygw"
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the arguments with which a fake Go on `PATH` was called; the cache is empty."""
+    """Return the arguments with which a fake Go on `PATH` was called. The cache is empty."""
     program, calls = tmp_path / "bin" / "go", tmp_path / "calls"
     program.parent.mkdir()
     program.write_text(GO)

@@ -134,7 +134,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
 
 @pytest.fixture(scope="session")
 def instance(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return one server, shared by all tests that change nothing."""
+    """Return a server that is shared by all tests that change nothing."""
     with serving(written.store.url, tmp_path_factory.mktemp("cache")) as url:
         yield url
 

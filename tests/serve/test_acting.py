@@ -1,4 +1,4 @@
-"""Actions over HTTP: searches with their events, snapshot requests, replays, and the rights they need."""
+"""Actions over HTTP: searches with their events, snapshot requests, replays, and the rights that they need."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ MANY = "SELECT carrier FROM carriers WHERE flights >= 9"
 
 
 def events(ask: Ask, body: object, path: str = BISECT, **headers: str) -> list[tuple[str, Any]]:
-    """Return the events of a POST; if it is refused, one pair of status and error."""
+    """Return the events of a POST. If it is refused, returns one pair of status and error."""
     pool = urllib3.PoolManager(retries=False, timeout=120)
     found = pool.request("POST", ask.url + path, body=msgspec.json.encode(body), headers=headers)
     if found.headers["content-type"] != "text/event-stream; charset=utf-8":

@@ -1,4 +1,4 @@
-"""SQL that runs out of memory does not slow down other clients of a server process, at a steady request rate."""
+"""SQL that runs out of memory does not slow down a server's other clients, at a steady rate of requests."""
 
 import threading
 import time
@@ -21,9 +21,9 @@ from .test_sql import HOGS, QUERY
 CARRIERS = "/apps/flights/at/now/tables/carriers?key=C1"
 SMALL = f"{QUERY}?sql=SELECT+count(*)+FROM+carriers"
 QUICK = HOGS[::3]
-"""Statements that meet their limit within a second on an idle machine."""
+"""Statements that exceed their limit within a second on an idle machine."""
 MOST_TIMES = 3.0
-"""Largest ratio of other requests' 99th percentile with these statements to that without them."""
+"""Maximum ratio of other requests' 99th percentile with these statements to the percentile without them."""
 SQL_EVERY = 40
 
 
@@ -35,7 +35,7 @@ def served(app: FlightsApp, tmp_path: Path) -> Iterator[str]:
 
 
 class Load:
-    """Client that sends requests at a steady rate, however long answers take: rows, and occasionally SQL."""
+    """Client that sends requests at a steady rate, however long their answers take: for rows, and sometimes for SQL."""
 
     def __init__(self, url: str, token: str, a_second: float) -> None:
         self._url, self._every_s = url, 1 / a_second
@@ -45,7 +45,7 @@ class Load:
         self.took_s: list[float] = []
 
     def run(self, is_over: threading.Event, least: int) -> None:
-        """Send requests until the event is set, and at least this many."""
+        """Send requests until the event is set, but at least this many."""
         began_s, number = time.perf_counter(), 0
         with ThreadPoolExecutor(64) as pool:
             while number < least or not is_over.is_set():
@@ -65,9 +65,9 @@ class Load:
 
 
 def hold_beside(url: str, client: Client, hogs: int, a_second: float, least: int) -> float:
-    """Check the law with this many statements that run out of memory, one after the other, at this request rate.
+    """Check other clients during this many statements that run out of memory one by one, at this rate of requests.
 
-    Returns the 99th percentile of the other client's latency, relative to that without these statements.
+    Returns the 99th percentile of the other client's latency, relative to the one without these statements.
     """
     hog, other = made(client, "hog", verbs=("sql",)), made(client, "other", verbs=("read", "sql"))
     ask = Ask(url)

@@ -1,4 +1,4 @@
-"""Which apps a server polls: only those whose rows are requested."""
+"""A server polls only the apps whose rows are requested."""
 
 import asyncio
 from collections import Counter
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ByApp(StoreWrapper):
-    """A counter of store requests by app."""
+    """Counts the store requests of each app."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)

@@ -41,7 +41,7 @@ _MOST_BYTES = 1 << 30
 
 @dataclass
 class Besieged:
-    """A server process under attack, and figures of its answers."""
+    """A server process under attack, with figures about its answers."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -114,7 +114,7 @@ def besieged(written: FlightsApp, tmp_path: Any) -> Iterator[Besieged]:
 
 
 def _document(url: str) -> dict[str, Any]:
-    """Return the server's document, extended by the agents' tools, as routes, and by the page's files."""
+    """Return the server's document, extended by the routes of the agents' tools and by the page's files."""
     document: dict[str, Any] = requests.get(f"{url}/openapi.json", timeout=_PATIENCE_S).json()
     anything = {"200": {"description": "", "content": {kind: {} for kind in ("application/json", "text/html", "*/*")}}}
     for name, tool in TOOLS.items():
@@ -125,7 +125,7 @@ def _document(url: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(SECONDS)
 def test_answers_to_valid_and_invalid_requests_conform_to_the_document(besieged: Besieged) -> None:
-    """Sends a few hundred cases; over ten thousand with `SLACKWATER_PROFILE=ci`. `-rP` shows the results."""
+    """Send a few hundred cases; over ten thousand with `SLACKWATER_PROFILE=ci`. `-rP` shows the results."""
     schema = schemathesis.openapi.from_dict(_document(besieged.url))
     schema.config.update(base_url=besieged.url)
     how = settings(scaled(25, in_ci=180), phases=[Phase.generate], **_HOW)

@@ -25,7 +25,7 @@ from .conftest import Ask, made, serving
 CARRIERS = "/apps/flights/at/now/tables/carriers"
 GUARDED = ListenOptions(needs_tokens=True)
 MOST_S = 20.0
-"""An answer takes two seconds, but up to a minute if it waits for the store; a busy machine adds some seconds."""
+"""Limit in seconds. An answer takes two, but up to a minute if it waits for the store; a busy machine adds some."""
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_any_instance_returns_the_same_answer_for_any_key(app: FlightsApp, two: 
 
 
 def test_a_forwarded_request_carries_the_clients_token(app: FlightsApp, two: tuple[Ask, Ask]) -> None:
-    """The servers find each other within two heartbeats; a forwarded request is not forwarded again."""
+    """The servers find each other within two heartbeats. A forwarded request is not forwarded again."""
     headers = {"slackwater-hop": "0"}
     assert two[0](AIRCRAFT.replace("now", "v3"), key="N001", stage="aircraft", headers=headers).status == 200
     assert two[0](AIRCRAFT, key="N001", headers={"slackwater-hop": "no number"}).status == 200

@@ -1,4 +1,4 @@
-"""Rows from open SSTs equal those of other look-ups: with versions, deletions, expiry and forgotten keys."""
+"""Rows from open SSTs equal those of other look-ups: after versions, deletions, expiry and forgotten keys."""
 
 from collections.abc import Mapping
 from contextlib import closing, suppress

@@ -27,7 +27,7 @@ from .conftest import FAST, Ask, made
 
 QUERY = "/apps/flights/at/now/query"
 TIGHT = ServeOptions(poll_interval_s=0.05, sql_timeout_s=30.0, sql_memory_mb=128, sql_rows=100, sql_processes=1)
-"""Strict limits of memory and rows, but not of time, because a busy machine delays ordinary statements by seconds."""
+"""Strict limits of memory and rows, but not of time: a busy machine delays ordinary statements by seconds."""
 HASTY = replace(TIGHT, sql_timeout_s=1.0)
 
 

@@ -17,7 +17,7 @@ from tests.simulation.rare import SOMETIMES
 from tests.simulation.scenario import Outcome, Plan, simulate
 
 _REPEATED = 20
-"""One seed in so many runs twice, and both traces must be equal."""
+"""One of this many seeds runs twice; both traces must be equal."""
 _HANG_S = 1_800
 _MEMORY = Path("/dev/shm")  # noqa: S108
 
@@ -36,7 +36,7 @@ def run(plan: Plan) -> Outcome:
 
 
 def shrink(failed: Outcome, tries: int = 40) -> Outcome:
-    """Return the failure of a smaller plan: fewer faults, then fewer verbs, then less time."""
+    """Return the failure of a smaller plan. Tries fewer faults, then fewer verbs, then less time."""
     smallest, is_smaller = failed, True
     while is_smaller:
         is_smaller = False
@@ -52,7 +52,7 @@ def shrink(failed: Outcome, tries: int = 40) -> Outcome:
 
 
 def find_planted(plans: Sequence[Plan]) -> int:
-    """Print how many seeds it takes to find each planted bug, and by which law.
+    """Print how many seeds it takes to find each planted bug, and the law that finds it.
 
     Returns the number of bugs that no seed found.
     """
@@ -73,7 +73,7 @@ def find_planted(plans: Sequence[Plan]) -> int:
 def report(outcomes: Sequence[Outcome], *, all_reached: bool) -> int:
     """Print the counts of checked laws, faults, verbs and rare situations.
 
-    Returns 1 if rare situations were never reached and `all_reached` demands them.
+    Returns 1 if `all_reached` is set and a rare situation was never reached.
     """
     steps, simulated_s = sum(outcome.steps for outcome in outcomes), sum(outcome.simulated_s for outcome in outcomes)
     print(f"{len(outcomes)} seeds, {steps:,} steps, {simulated_s / 3600:,.1f} simulated hours: all laws held")

@@ -19,7 +19,7 @@ from tests.simulation.ledger import COPIES, EDIT, SECRET, SECRET_SECTION, TOPIC
 from tests.simulation.rare import Rare
 
 Totals = dict[str, tuple[int, int, int]]
-"""Records, sum of tokens and sum of their squares, by key."""
+"""Number of records, sum of tokens, and sum of their squares, by key."""
 SHIFTS = frozenset(("rewind", "reset", "forget"))
 """Kinds of versions after which offsets may go back."""
 
@@ -54,16 +54,16 @@ class Laws:
         self._read: dict[int, int] = {}
         self.rewound = self.was_reset = self.has_forgotten = False
         self._edited: dict[VersionId, dict[str, int]] = {}
-        """Sum of what edits added to a key, by version."""
+        """Sum of the numbers that edits added to a key, by version."""
         self._topic_records: dict[tuple[str, str, int, str], list[Token]] = {}
         self._ended = 0
         self.rare = rare
         self._objects: frozenset[str] = frozenset()
         self.pinned: dict[tuple[str, str], Mapping[str, Totals]] = {}
-        """Tables of each snapshot when it was first seen."""
+        """Tables of each snapshot when the snapshot was first seen."""
 
     def check(self) -> None:
-        """Check all laws for the versions since the last call."""
+        """Check all laws for the versions that are new since the last call."""
         # A clone is judged by what is known of its source's versions.
         for app in sorted(apps.list_apps(self.store), key=lambda app: app != self.simulation.app.name):
             with suppress(Refused):  # a clone is being made or removed
@@ -216,7 +216,7 @@ class Laws:
         return tokens
 
     def _records(self, manifest: Manifest, topic: str) -> list[Token]:
-        """Return the records of a topic read up to a version, in the order in which they were read."""
+        """Return the records of a topic that were read up to a version, in the order of reading."""
         key = (*_id(manifest), topic)
         if key not in self._topic_records:
             base = self._base(manifest)
@@ -288,7 +288,7 @@ class Laws:
                         self._require("a cut is consistent", fine, app, name, stage, channel, at.rows_passed, sent.sent)
 
     def check_forgotten(self) -> None:
-        """Check that the key is in no SST of a version up to the forget; records read later may bring the key back."""
+        """Check that the key is in no SST of a version up to the forget. Records read later may bring the key back."""
         for (app, stage), known in self._versions.items():
             last = max((number for number, manifest in known.items() if manifest.kind == "forget"), default=0)
             versions = [self.version(app, stage, number) for number in known if number <= last]
@@ -304,7 +304,7 @@ class Laws:
                 self._require("a replica is a prefix", self._bytes.get(key, data) == data, key)
 
     def check_end(self) -> None:
-        """Check the laws for an app that has read everything, after the faults have stopped."""
+        """Check the laws of an app that has read everything, after the end of the faults."""
         self.check()
         simulation = self.simulation
         heads = simulation.heads()
@@ -344,7 +344,7 @@ def _sst_rows(data: bytes) -> list[dict[str, Any]]:
 
 
 def rows_of(store: Any, manifest: Manifest) -> Totals:
-    """Read the table of a version, the newest row per key, in plain Python."""
+    """Read the table of a version in plain Python: the newest row of each key."""
     assert manifest.table is not None
     key, newest = manifest.table.key[0].name, dict[str, dict[str, Any]]()
     for sst in manifest.ssts:

@@ -1,4 +1,4 @@
-"""The simulated app, whose tables and sinks reveal each record that was lost or counted twice.
+"""The simulated app, whose tables and sinks show each record that was lost or counted twice.
 
 `entries` sends each record on, by account and by group. `accounts` counts the records of each account and emits each
 record; `groups` counts the records of each group over two channels; the sink `copies` gets each record of `entries`.
@@ -45,7 +45,7 @@ def count_and_emit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]
 
 
 def ledger(name: str = "ledger", *, is_next: bool = False, **options: object) -> sw.App:
-    """Return the app; with `is_next`, the program to which it is migrated, whose `sections` has one more column."""
+    """Return the app; with `is_next`, the program to which the app is migrated: its `sections` has one more column."""
     app = sw.App(name)
     by_account, by_section = (
         sw.repartition("by-account", "account", partitions=2),

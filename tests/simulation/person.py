@@ -1,4 +1,4 @@
-"""A simulated user who runs verbs at any moment, sometimes twice at once, and sometimes interrupts them."""
+"""A simulated user who runs verbs at any moment, sometimes twice at once, and who sometimes interrupts them."""
 
 import tempfile
 from collections import Counter
@@ -66,7 +66,7 @@ def _migrate(app: StoredApp, _random: Random, person: "Person") -> object:
 
 
 def declare(program: App, *_: object) -> Declared:
-    """Take the place of `declare_with_spark`: the engine of the simulation applies the program's functions."""
+    """Takes the place of `declare_with_spark`: the simulation's engine applies the program's functions."""
     no_tasks = cast("TaskFate", None)
     return declared(program, SimulatedEngine(no_tasks).derive_schemas(program))
 
@@ -112,10 +112,10 @@ class Person:
         self._random, self._verbs, self._rare = random, verbs, rare
         self.typed: list[str] = []
         self.has_forgotten = False
-        """True once the person has asked for erasure, and so sends no more records."""
+        """True once the person has asked for erasure, after which the person sends no more records."""
         self.results: Counter[str] = Counter()
         self.errors: list[tuple[str, BaseException]] = []
-        """Exceptions other than `SlackwaterError`, which are bugs."""
+        """Exceptions other than `SlackwaterError`. All of them are bugs."""
         self._processes: list[SimulatedProcess] = []
 
     @property
@@ -128,7 +128,7 @@ class Person:
         self._type(self._random.choice(self._verbs))
 
     def finish_migration(self) -> None:
-        """Repeat a migration, which may have been interrupted, or undone by a rewind."""
+        """Repeat a migration that may have been interrupted, or undone by a rewind."""
         if "migrate" in self.typed and self.is_idle:
             self._type("migrate")
 

@@ -91,7 +91,7 @@ def _miss_newest(self: Any, ssts: Any) -> Any:
 
 NEXT_RANGE, SORT_KEYS, ITER_SSTS = Backlog.next_range, merge.sort_keys, _Search.iter_ssts
 Plant = tuple[object, str, object]
-"""Object, attribute, and the value in its place."""
+"""Object, attribute, and the value that replaces the attribute."""
 _KINDS = {**KINDS, "claim": dataclasses.replace(KINDS["claim"], fences=False)}
 _NO_MARGIN = {"dry_run": False, "margin_ms": 0}
 PLANTS: dict[str, tuple[Plant, ...]] = {

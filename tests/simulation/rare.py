@@ -1,4 +1,4 @@
-"""Rare situations that the seeds must reach, so that a passing run proves more than the usual cases."""
+"""Rare situations that the seeds must reach, so that a passing run covers more than the usual cases."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Rare:
     def __init__(self) -> None:
         self.reached = Counter[str]()
         self._uncommitted: set[SimulatedProcess] = set()
-        """Processes that sent rows and have not committed a version since."""
+        """Processes that have sent rows and have not committed a version since then."""
         self._pins: dict[SimulatedProcess, bool] = {}
         self._put: dict[SimulatedProcess, str] = {}
 

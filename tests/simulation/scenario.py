@@ -37,7 +37,7 @@ class Plan:
     seconds: int
     retention: Retention
     sleeps: float
-    """Probability, every few seconds, that all machines sleep for an hour or two, after which garbage is old."""
+    """Probability, every few seconds, that all machines sleep for one or two hours, after which garbage is old."""
     options: dict[str, object]
 
     @classmethod
@@ -69,7 +69,7 @@ class Plan:
         return replace(self, faults=kept, verbs=chosen, seconds=seconds or self.seconds)
 
     def smaller(self) -> Iterator["Plan"]:
-        """Yield plans with one fault less, one verb less, or half the time."""
+        """Yield plans with one fault less, with one verb less, or with half the time."""
         if len(self.faults.names) > 3:
             for half in (self.faults.names[::2], self.faults.names[1::2]):
                 yield self.only(",".join(half), None, None)
@@ -104,11 +104,11 @@ class Outcome:
     injected: Counter[str] = field(default_factory=Counter)
     results: Counter[str] = field(default_factory=Counter)
     reached: Counter[str] = field(default_factory=Counter)
-    """Number of times that each rare situation was seen."""
+    """Number of times that each rare situation was reached."""
 
 
 def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
-    """Run a plan. Never raises: a failure is part of the outcome."""
+    """Run a plan. Never raises: a failure is part of the result."""
     random, outcome, rare = Random(f"scenario {plan.seed}"), Outcome(plan), Rare()
     simulation = Simulation(
         ledger(**plan.options),

@@ -7,7 +7,7 @@ import pytest
 from tests.models.profiles import PROFILE
 
 SEEDS = {"default": 30, "ci": 1_000, "nightly": 10_000}
-"""Number of seeds by profile. 30 take a minute of CPU time; for a change of the code, `make simulate` runs 200."""
+"""Number of seeds by profile. 30 take a minute of CPU time. After a change of the code, `make simulate` runs 200."""
 
 
 @pytest.mark.timeout(3_000)

@@ -79,7 +79,7 @@ def pin_versions(store: ObjectStore, head: Manifest, count: int) -> None:
 class Rounds:
     """Counts rounds of requests, as the `on_request` of a `CountingStore`.
 
-    Requests that wait together are one round, which ends once no further request has come for a while.
+    Requests that wait together are one round. It ends once no more requests have come for a while.
     """
 
     count: int = 0

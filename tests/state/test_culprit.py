@@ -1,4 +1,4 @@
-"""Searches for failing items satisfy their definitions: the other items pass, and no found item can be added back."""
+"""Searches for failing items: the other items pass, and none of the found items can be added back."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -20,7 +20,7 @@ from slackwater.state.failing import (
 
 
 class Trials:
-    """Groups of items, some of which fail alone and some only together."""
+    """Groups of items. Some items fail alone, and some only together."""
 
     def __init__(self, bad: Sequence[frozenset[int]]) -> None:
         self.bad = bad

@@ -1,4 +1,4 @@
-"""Failures of a state's function: a task finds the keys or records at fault."""
+"""Failures of a state's function: a task finds the keys or records that cause them."""
 
 import os
 from decimal import Decimal

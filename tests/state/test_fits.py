@@ -1,4 +1,4 @@
-"""Which changes of a table's columns a program may make; other changes are refused with an alternative."""
+"""Changes that a program may make to a table's columns. Others are refused, and the message names an alternative."""
 
 import pyarrow as pa
 import pytest

@@ -68,7 +68,7 @@ def made(
 
 
 Batch = list[list[int]]
-"""Rows of each task by partition."""
+"""Rows of each task, by partition."""
 batches = st.lists(st.lists(st.lists(st.integers(0, 4), min_size=PARTITIONS, max_size=PARTITIONS), max_size=3))
 
 

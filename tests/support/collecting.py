@@ -23,13 +23,13 @@ FEW = Retention(versions=3)
 
 
 class AgingStore(MemoryStore):
-    """Objects in memory, with a clock that tests advance."""
+    """Objects in memory, and a clock that tests advance."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock_ms = START_MS
         self.before: Callable[[str, str], None] = lambda verb, key: None
-        """Told of each request, verb and key, before it is done; may make others, or raise."""
+        """Called with verb and key before each request is done. It may make other requests, or raise."""
         self.calls: Calls | None = None
         self._written_ms: dict[str, int] = {}
 
@@ -65,7 +65,7 @@ class AgingStore(MemoryStore):
         return self._call("list_folders", prefix, lambda: MemoryStore.list_folders(self, prefix))
 
     def copied(self) -> "AgingStore":
-        """Return a store with the same clock and objects, and with the same URL, because objects may contain it."""
+        """Return a store with the same clock, objects and URL. The URL is the same because objects may contain it."""
         other = AgingStore()
         other._url, other.clock_ms = self._url, self.clock_ms
         other._objects, other._keys, other._written_ms = dict(self._objects), list(self._keys), dict(self._written_ms)
@@ -83,13 +83,13 @@ class AgingStore(MemoryStore):
 
     @contextmanager
     def requests(self) -> Iterator[Sequence[str]]:
-        """Yield the list to which the requests within the block are added, each as verb and key."""
+        """Yield a list that gets each request within the block, as verb and key."""
         with numbered(self) as calls:
             yield calls.made
 
     @contextmanager
     def death_after(self, requests: int) -> Iterator[None]:
-        """Within the block, let the process die at the request after this number of requests."""
+        """Let the process die within the block, at the request after this number of requests."""
         with numbered(self, point=Point(requests)):
             yield
 
@@ -115,13 +115,13 @@ class StoreClock(Clock):
 def aging_app(
     name: str = "flights", *, step_ms: int = 60_000, store: AgingStore | None = None, start: Iterable[str] = STAGES
 ) -> FlightsApp:
-    """Return an app in an aging store that commits once per minute."""
+    """Return an app in an aging store, with one commit per minute."""
     store = store or AgingStore()
     return FlightsApp(store, Kafka(), name, clock=StoreClock(store, step_ms), start=start)
 
 
 def copied_world(app: FlightsApp) -> FlightsApp:
-    """Return a copy of an app in an aging store, with its own clock, store and Kafka."""
+    """Return a copy of an app in an aging store. The copy has its own clock, store and Kafka."""
     store = store_of(app).copied()
     return deepcopy(app, {id(app.store): store, id(attempts := app.kafka._attempts): count(next(attempts))})
 
@@ -151,7 +151,7 @@ def gc(app: FlightsApp, retention: Retention = FEW, **options: Any) -> Collected
 
 
 def old_app(batches: int = 8) -> FlightsApp:
-    """Return an app whose history is old enough to be collected, except for the last minutes."""
+    """Return an app whose history, except for the last minutes, is old enough to be collected."""
     app = aging_app()
     app.run(flights(batches * 10))
     app.compact("aircraft")
@@ -163,12 +163,12 @@ def old_app(batches: int = 8) -> FlightsApp:
 
 
 def at(hours: float) -> str:
-    """Return the time this many hours after the first commit, as in a ref."""
+    """Return the time this many hours after the first commit, as it is written in a ref."""
     return datetime.fromtimestamp((START_MS + hours * HOUR_MS) / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def check_whole(app: FlightsApp) -> None:
-    """Check that every version names only existing SSTs, and that its state is readable."""
+    """Check that every version names only existing SSTs, and that its state can be read."""
     store = fresh(app.store)
     for stage in STAGES:
         for version in history.list_versions(store, app.name, stage):

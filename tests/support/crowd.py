@@ -6,13 +6,13 @@ from threading import Condition, RLock, Thread, local
 
 
 class Crowd:
-    """Runs jobs as threads, one at a time: the one that wakes first, and of several the first in the list."""
+    """Runs jobs as threads, one at a time: always the one that wakes first, or the first in the list if several do."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self._lock = RLock()
         self._turns: list[Condition] = []
-        """One condition per thread, so that only the next one is woken."""
+        """One condition per thread, so that only the next thread is woken."""
         self._asleep: list[tuple[float, int]] = []
         self._awake: int | None = None
         self._me = local()

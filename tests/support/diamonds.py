@@ -1,4 +1,4 @@
-"""A diamond run without Spark and Kafka: real plans, positions, messages and manifests.
+"""A diamond that runs without Spark and Kafka, with real plans, positions, messages and manifests.
 
              moves          reads numbers 0, 1, 2, … from a topic without end
                | moved
@@ -8,8 +8,8 @@
         '------+------'
              joined
 
-What Spark and Kafka do in the product is done here by loops over lists; what decides is the product's own code. So a
-schedule of steps, crashes, zombies and snapshots takes milliseconds.
+Loops over lists do the work of Spark and Kafka; all decisions are made by the product's own code. A schedule of steps,
+crashes, fenced writers and snapshots therefore takes milliseconds.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -54,7 +54,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 
 class Message:
-    """The used parts of a Kafka message."""
+    """The parts of a Kafka message that are used."""
 
     def __init__(self, value: bytes | None, header: bytes | None, at: tuple[str, int, int] = ("t", 3, 14)) -> None:
         self._value, self._header, self._at = value, header, at
@@ -82,9 +82,9 @@ class Logs:
         self.topics = {channel: tuple([] for _ in range(PARTITIONS[channel])) for channel in SENDER}
         self.topics: dict[str, tuple[list[Message], ...]]
         self.lost = 0
-        """Number of records missing at the end of in-flight reads."""
+        """Number of records that are missing at the end of in-flight reads."""
         self.earliest: dict[str, tuple[int, ...]] = {}
-        """First remaining offsets of topics from which records were deleted."""
+        """Earliest remaining offsets of topics whose records were deleted."""
 
     def append(self, topic: str, partition: int, value: bytes, header: bytes) -> None:
         log = self.topics[topic][partition]
@@ -106,7 +106,7 @@ class Logs:
         return TopicState(self.first(topic), self.ends(topic))
 
     def messages(self, topic: str, partition: int, start: int, end: int, rows: int | None) -> list[Message]:
-        """Return messages as `records.read_range` does: if rows are counted, deleted ones are skipped."""
+        """Return messages as `records.read_range` does. If rows are counted, deleted messages are skipped."""
         first = self.first(topic)[partition]
         if start < first and rows is None:
             raise Gone(f"offsets {start} to {first - 1} of {topic}[{partition}] are gone from Kafka")
@@ -136,7 +136,7 @@ class Logs:
 
 
 class Diamond:
-    """The app and its runners. `seen` contains for each version all numbers that the stage has consumed by then."""
+    """The app and its runners. `seen` has, for each version, all numbers that the stage has read by then."""
 
     def __init__(self, stages: Sequence[str] = STAGES) -> None:
         self.store = MemoryStore()
@@ -152,7 +152,7 @@ class Diamond:
             self.start(stage)
 
     def start(self, stage: str, *, accept_loss: bool = False) -> None:
-        """Claim the stage and start at its head, as a runner does when it starts."""
+        """Claim the stage, and start at its head, as a starting runner does."""
 
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
@@ -180,7 +180,7 @@ class Diamond:
             self.handled = set(head.recorded)
 
     def step(self, stage: str, *, records: int = 3, max_records: int | None = None, crash: bool = False) -> Manifest:
-        """Run one micro-batch, from its plan to its commit; with `crash` it writes everything except the manifest."""
+        """Run one micro-batch, from its plan to its commit. With `crash`, it writes everything except the manifest."""
         head, before = self.heads[stage], self.positions[stage]
         asked = {request.id for request in open_requests(self.store, APP)}
         if stage == "moves":
@@ -211,7 +211,7 @@ class Diamond:
             self.step(stage, **options)
 
     def settle(self) -> None:
-        """Let every stage continue, without new numbers, until nothing changes."""
+        """Let every stage continue until nothing changes. There are no new numbers."""
         for _ in range(200):
             before = dict(self.heads)
             self.step_all(records=0)
@@ -223,7 +223,7 @@ class Diamond:
         return ChannelPlanner(self.store, APP, SENDER[channel], channel, pace=Pace(0), max_records=max_records)
 
     def read(self, channel: str, before: Position, after: Position, planner: ChannelPlanner) -> Iterator[int]:
-        """Yield the numbers of a batch, reading and counting them as tasks of a source do."""
+        """Yield the numbers of a batch, read and counted as by a source's tasks."""
         attempts = planner.counted_attempts(before.version, after.version)
         for part in (part for task in _ranges_by_task(channel, before, after, attempts, 2) for part in task.parts):
             found = 0
@@ -234,7 +234,7 @@ class Diamond:
             check_row_count(channel, part, found, [])
 
     def zombie(self, stage: str, snapshot: str) -> None:
-        """Write rows and markers as a writer that has lost its stage; no manifest names them."""
+        """Write rows and markers as a writer that has lost its stage. No manifest names them."""
         for channel in WRITES[stage]:
             for partition in range(PARTITIONS[channel]):
                 rows = pa.table({"n": pa.array([10**9], pa.int64())})

@@ -1,4 +1,4 @@
-"""Two senders and a stage that reads both, without Spark and Kafka. A snapshot by markers keeps records in flight.
+"""Two senders and a stage that reads both, without Spark and Kafka. A snapshot by markers keeps in-flight records.
 
 Rows are only counted: a message contains the number of its rows.
 """
@@ -66,7 +66,7 @@ class Topics:
 
 
 def records(partition: int, offset: int, rows: int, first: int = 0) -> pa.Table:
-    """Return the rows of a message with their partitions and offsets."""
+    """Return the rows of a message, with their partition and offset."""
     numbers = pa.array(range(first, first + rows), pa.int32())
     return pa.table(
         {
@@ -97,9 +97,9 @@ class FanIn:
             self._commit(first)
 
     def send(self, stage: str, *rows: int, marker: str = "") -> Manifest:
-        """Commit a version of a sender with these numbers of rows per partition.
+        """Commit a version of a sender that has this number of rows in each partition.
 
-        The messages of a failed attempt precede them.
+        The messages of a failed attempt come before them.
         """
         name, attempt = CHANNELS[stage], f"attempt-{next(self._attempts)}"
         for partition, number in enumerate(rows):
@@ -134,7 +134,7 @@ class FanIn:
         awaited: dict[str, tuple[str, ...]] | None = None,
         captured: dict[str, dict[str, VersionSpan]] | None = None,
     ) -> Manifest:
-        """Commit a version of the reader that consumes the senders' versions up to these."""
+        """Commit a version of the reader that has read the senders' versions up to these."""
         draft = self._next("join")
         inputs = {}
         for (stage, name), version in zip(CHANNELS.items(), (left, right), strict=True):

@@ -1,8 +1,9 @@
 """A realistic app without Spark and Kafka, whose history is written through the store's API.
 
-Three stages as in the flights example: `legs` reads the topic `flights` and sends every flight on, by aircraft;
-`aircraft` counts flights and delay by tail number, and sends them on, by carrier; `carriers` counts by carrier.
-The channels are real enough to be cloned: messages with attempts, zombies' among them, in partitions with offsets.
+The three stages are those of the flights example: `legs` reads the topic `flights` and sends every flight on, by
+aircraft; `aircraft` counts flights and delay by tail number, and sends them on, by carrier; `carriers` counts by
+carrier. The channels are real enough to be cloned: their messages have attempts, some by fenced writers, and offsets in
+partitions.
 """
 
 import itertools
@@ -48,7 +49,7 @@ STAGES = ("legs", "aircraft", "carriers")
 KAFKA_PARTITIONS = 2
 STATE_PARTITIONS = 2
 TOTALS = (Column("flights", "int64"), Column("delay", "int64"), Column("_squares", "int64"))
-"""Value columns of both tables; the last is internal."""
+"""Value columns of both tables. The last one is internal."""
 TABLES = {
     "aircraft": Table((Column("tail", "string"),), TOTALS, STATE_PARTITIONS),
     "carriers": Table((Column("carrier", "string"),), TOTALS, STATE_PARTITIONS),
@@ -72,11 +73,11 @@ class Flight(NamedTuple):
 
 
 Totals = tuple[int, int, int]
-"""Flights, sum of delays, sum of their squares."""
+"""Number of flights, sum of delays, and sum of their squares."""
 
 
 class Message(NamedTuple):
-    """A message at an offset. `attempt` is empty in users' topics; `marker` is the id of a snapshot, or empty."""
+    """A message at an offset. `attempt` is empty in users' topics. `marker` is the id of a snapshot, or empty."""
 
     flights: tuple[Flight, ...]
     app: str = ""
@@ -91,10 +92,10 @@ class Kafka:
     def __init__(self) -> None:
         self.topics: dict[str, list[list[Message]]] = {}
         self.earliest: dict[str, tuple[int, ...]] = {}
-        """First remaining offsets of topics that retention has shortened."""
+        """Earliest remaining offsets of topics that retention has shortened."""
         self.ids: dict[str, str] = {}
         self.groups: dict[str, dict[str, tuple[int, ...]]] = {}
-        """Announced offsets, by app/stage."""
+        """Announced offsets, by `APP/STAGE`."""
         self._attempts = itertools.count(1)
 
     def with_archives(self, _store: ObjectStore, *_apps: str) -> "Kafka":
@@ -214,7 +215,7 @@ class Kafka:
 
 @dataclass
 class Clock:
-    """The clock of a history. `skew_ms` is how far the clock of a stage's machine is ahead of it."""
+    """The clock of a history. `skew_ms` has how far the clock of a stage's machine is ahead."""
 
     now_ms: int = START_MS
     skew_ms: dict[str, int] = field(default_factory=dict)
@@ -225,7 +226,10 @@ class Clock:
 
 
 class FlightsApp:
-    """An app and its runner, which claims its stages when created, and commits a version with each `step`."""
+    """An app and its runner.
+
+    The runner claims its stages when it is created, and commits a version with each `step`.
+    """
 
     def __init__(
         self,
@@ -280,7 +284,7 @@ class FlightsApp:
             self.step(stage)
 
     def step(self, stage: str, *, max_versions: int = 1_000_000, max_records: int = 1_000_000) -> Manifest:
-        """Run a micro-batch: read the available records up to a marker and within the limits, and commit."""
+        """Run a micro-batch: read the available records, up to a marker and within the limits, and commit."""
         head = self.heads[stage]
         draft = replace(self._next(stage), duration_ms=85)
         requests = {request.id for request in open_requests(self.store, self.name)}
@@ -330,7 +334,7 @@ class FlightsApp:
         return self.commit(replace(draft, ssts=tuple(merged)))
 
     def step_behind_a_compaction(self, stage: str) -> Manifest:
-        """Run a micro-batch whose version number is taken by another process's compaction first."""
+        """Run a micro-batch. Before it commits, a compaction by another process takes its version number."""
         head = self.heads[stage]
         self.overtaken[stage] = self.compact(stage)
         self.heads[stage] = head
@@ -362,7 +366,7 @@ class FlightsApp:
         return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
 
     def load(self, stage: str, num_keys: int) -> Manifest:
-        """Commit a version with this many additional keys, written directly; they are not in `state`."""
+        """Commit a version with this many additional keys, written directly. They are not in `state`."""
         head = self.heads[stage]
         draft = self._next(stage)
         numbers = np.arange(num_keys, dtype=np.int64)
@@ -372,7 +376,7 @@ class FlightsApp:
         return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
 
     def role(self, stage: str) -> str:
-        """Return the stage's original name, by which tests know it."""
+        """Return the original name of a stage, which tests use."""
         formerly = self.heads[stage].formerly
         return formerly[0].stage if formerly else stage
 
@@ -380,7 +384,7 @@ class FlightsApp:
         return history.read(self.store, self.name, stage, version)
 
     def at_birth(self, draft: Manifest) -> Manifest:
-        """Return a claim; if it is the stage's first, with the initial inputs, outputs and table."""
+        """Return a claim. The first claim of a stage gets the initial inputs, outputs and table."""
         if draft.inputs:
             return draft
         zeros = (0,) * KAFKA_PARTITIONS
@@ -496,7 +500,7 @@ class FlightsApp:
 def copied(app: FlightsApp, store: ObjectStore) -> FlightsApp:
     """Copy the app, its clock and Kafka into another, empty store.
 
-    For tests that share a history: writing it takes a tenth of a second of CPU time, copying a tenth of that.
+    For tests that share a history: writing one takes a tenth of a second of CPU time; copying it takes a tenth of that.
     """
     if isinstance(app.store, LocalStore):
         shutil.copytree(app.store.url, store.url)  # its puts wait for the disk
@@ -516,7 +520,7 @@ def _written(count: int) -> FlightsApp:
 
 
 def app_of(count: int = 40) -> FlightsApp:
-    """Return an app in memory whose stages have read this many flights, ten per batch."""
+    """Return an app in memory whose stages have read this many flights, in batches of ten."""
     return copied(_written(count), MemoryStore())
 
 
@@ -542,7 +546,7 @@ def write_columns(
     op: int = PUT,
     table: Table | None = None,
 ) -> list[Sst]:
-    """Write one L0 SST for each state partition that has rows of these keys."""
+    """Write one L0 SST for each state partition to which some of these keys belong."""
     table = table or TABLES[stage]
     keys = pa.table({table.key[0].name: names})
     hashes = hash_keys(keys, keys.schema.names)
@@ -565,7 +569,7 @@ def write_parts(
 
 
 def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
-    """Return the table at a version, merged without the tested code."""
+    """Return the table at a version, merged without the code under test."""
     if manifest.table is None:
         return {}
     key = manifest.table.key[0].name
@@ -578,7 +582,7 @@ def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
 
 
 def flights(count: int, *, aircraft: int = 7, carriers: int = 3, delay: int = 5) -> list[Flight]:
-    """Return `count` flights of several aircraft; each aircraft belongs to one carrier."""
+    """Return `count` flights of several aircraft. Each aircraft belongs to one carrier."""
     return [Flight(f"N{number % aircraft:03}", f"C{number % aircraft % carriers}", delay) for number in range(count)]
 
 

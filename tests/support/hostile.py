@@ -1,4 +1,4 @@
-"""Invalid stored objects: JSON objects with any value at any position, and with a matching checksum."""
+"""Invalid stored objects: JSON objects with any value at any place, and with a matching checksum."""
 
 import json
 from typing import Any
@@ -104,7 +104,7 @@ def places(value: Any, at: Place = ()) -> list[Place]:
 
 
 def with_value(value: Any, place: Place, new: Any) -> Any:
-    """Return a JSON value with another value at a position, which may be a new one."""
+    """Return a JSON value with another value at a position. The position may be a new one."""
     if not place:
         return new
     first, *rest = place
@@ -161,5 +161,5 @@ def sealed(value: Any) -> bytes:
 
 
 def checked(rest: bytes, number: bytes = b"1") -> bytes:
-    """Return these bytes preceded by a format number and their checksum."""
+    """Return these bytes after a format number and their checksum."""
     return b'{"format":%b,"xxh3_128":"%b"' % (number, xxhash.xxh3_128_hexdigest(rest).encode()) + rest

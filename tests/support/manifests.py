@@ -1,4 +1,4 @@
-"""Manifests for tests: arbitrary ones of valid types, and plain ones."""
+"""Manifests for tests: random ones with valid types, and plain ones."""
 
 from collections.abc import Callable
 from types import UnionType
@@ -28,7 +28,7 @@ from slackwater.store.versions.manifest import (
 )
 
 SMALL_LEAVES = {"_MAX_INLINE_BYTES": 500, "_ENTRIES_PER_RUN": 0, "_SSTS_PER_LEAF": 2, "_TOLERANCE": 1}
-"""Limits of `leaves.fold` with which tables of a few SSTs have leaves."""
+"""Limits for `leaves.fold`, with which even tables of a few SSTs have leaves."""
 
 
 def _lineage(of: str, prefix: str = "") -> Lineage:
@@ -40,7 +40,7 @@ LINEAGE: dict[str, dict[str, Lineage]] = {
     "aircraft": {"": {"tail": (FieldSource("by-aircraft", "tail"),)}, "by-carrier": _lineage("by-aircraft")},
     "carriers": {"": {"carrier": (FieldSource("by-carrier", "carrier"),)}},
 }
-"""Source fields of the columns of `histories.FlightsApp`: a flight in its topic is JSON."""
+"""Source fields of the columns in `histories.FlightsApp`: a flight in its topic is JSON."""
 
 
 def claim(
@@ -59,7 +59,7 @@ def claim(
 
 
 def any_value(kind: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for all values of a type in the store's structs, within its limits."""
+    """Return a strategy for all values of a type in the store's structs, within the type's limits."""
     limits = Meta()
     if get_origin(kind) is Annotated:
         kind, *metas = get_args(kind)
@@ -92,7 +92,7 @@ def any_value(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def _that_can_be(value: Manifest) -> Manifest:
-    """Return the manifest with its fields made consistent with each other."""
+    """Return the manifest, with its fields made consistent with each other."""
     version = value.version
     table = value.table or Table((Column("k", "int64"),), (), 1)
     return replace(
@@ -127,14 +127,14 @@ def _side_table(table: SideTable, stage: str, version: int) -> SideTable:
 
 
 def _formerly(value: Manifest) -> tuple[FormerName, ...]:
-    """Return as many former names as the manifest has, but no more than versions, the last from this version."""
+    """Return as many former names as the manifest has, but no more than versions. The last one is from this version."""
     count = min(value.version, len(value.formerly) or int(value.kind == "rename"))
     versions = range(value.version - count + 1, value.version + 1)
     return tuple(FormerName(f"former-{version}", version) for version in versions)
 
 
 def _rewinds(value: Manifest) -> tuple[Rewind, ...]:
-    """Return as many rewinds as there can be by this version, the last of them in this version."""
+    """Return as many rewinds as there can be by this version. The last of them is in this version."""
     some = value.rewinds[: value.version]
     numbered = enumerate(some, value.version - len(some) + 1)
     return tuple(replace(each, version=at, to=min(each.to, at - 1)) for at, each in numbered)
@@ -212,7 +212,7 @@ APPS: st.SearchStrategy[AppInfo] = any_value(AppInfo).map(_app_that_can_be)
 
 
 def manifest(version: int, *, epoch: int = 1, writer: str = "w", time_ms: int | None = None) -> Manifest:
-    """Return a batch of stage `app/stage`, committed at 10 milliseconds per version by default."""
+    """Return a batch of stage `app/stage`. By default, versions are committed 10 milliseconds apart."""
     return Manifest(
         "app",
         "stage",

@@ -1,4 +1,4 @@
-"""A schema registry for tests: Apicurio, through its API for Confluent's clients."""
+"""A schema registry for tests: Apicurio, with its API for Confluent's clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TYPE = {"content-type": "application/vnd.schemaregistry.v1+json"}
 
 
 class EmbeddedRegistry(EmbeddedServer):
-    """A registry process as a context manager; clients use `registry.url`. Its schemas are lost when it ends."""
+    """A registry process, as a context manager. Clients use `registry.url`. Its schemas are lost when it ends."""
 
     name: ClassVar[str] = "the schema registry"
     jars: ClassVar[Jars] = Jars(
@@ -35,7 +35,7 @@ class EmbeddedRegistry(EmbeddedServer):
         return is_port_open(self.port) and urllib3.request("GET", f"{self.url}/subjects", retries=False).status == 200
 
     def register(self, subject: str, schema: object, kind: str = "AVRO", **more: Any) -> int:
-        """Register a schema as the subject's next version; an object is written as JSON. Return its id."""
+        """Register a schema as the subject's next version, and return its id. An object is written as JSON."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         body = {"schema": text, **({"schemaType": kind} if kind != "AVRO" else {}), **more}
         where = f"{self.url}/subjects/{subject}/versions"
@@ -50,7 +50,7 @@ class EmbeddedRegistry(EmbeddedServer):
 
 
 def unpacked(jars: Path) -> Path:
-    """Return the folder of the unpacked registry, whole even if several processes unpack it at once."""
+    """Return the folder of the unpacked registry. It is complete even if several processes unpack it at once."""
     home = jars.with_suffix(".unpacked")
     if not home.exists():
         with (

@@ -1,4 +1,4 @@
-"""Apps run as by users: with `slackwater run` in a separate process, and with a real broker."""
+"""Apps that run as users run them: by `slackwater run` in a separate process, with a real broker."""
 
 import json
 import os
@@ -44,7 +44,7 @@ APPS = Path(__file__).parents[1] / "apps"
 LEDGER, DIAMOND, PAIR, SPLIT = APPS / "ledger.py", APPS / "diamond.py", APPS / "pair.py", APPS / "split.py"
 SLACKWATER = Path(sys.executable).parent / "slackwater"
 TWO_STAGES = ("--stage", "entries", "--stage", "accounts")
-"""Two stages of the ledger: one that reads a topic, and one with state. More stages would slow these down."""
+"""Two stages of the ledger: one that reads a topic, and one with state. More stages would make tests slower."""
 PATIENCE_S = 120.0
 UNCOMPILED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Spark settings for a few rows: compiling a query takes longer than interpreting it."""
@@ -78,7 +78,7 @@ EXPECTED = {
         "branches": "SELECT branch, count(*) n, sum(amount)::BIGINT total FROM raw GROUP BY branch",
     },
 }
-"""Each table of the apps, as SQL over their raw input."""
+"""Each table of the apps as SQL over the raw input."""
 
 
 def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
@@ -101,9 +101,9 @@ class Ledger:
     sent: int = 0
     program: Path = LEDGER
     variant: str = ""
-    """Variant of the program, for a separate process."""
+    """Variant of the program; for a separate process."""
     retention: Retention = field(default_factory=Retention)
-    """Retention, for a run in this process."""
+    """Retention; for a run in this process."""
 
     def __post_init__(self) -> None:
         self.store = self.store or str(self.folder / "store")
@@ -119,7 +119,7 @@ class Ledger:
         return open_kafka(self.bootstrap)
 
     def send(self, count: int, *, raw: tuple[bytes, ...] = ()) -> None:
-        """Send entries that are determined by their number, and then the values `raw` unchanged."""
+        """Send entries that their numbers determine, and then the values `raw` unchanged."""
         random = np.random.default_rng(self.sent)
         accounts, amounts = (
             random.integers(0, 500, count).tolist(),
@@ -136,7 +136,7 @@ class Ledger:
         self.sent += count
 
     def empty_kafka(self) -> None:
-        """Delete the records that the app has read, and those between its stages, from Kafka."""
+        """Delete from Kafka all records that the app has read, and those between its stages."""
         for head in resolve(open_store(self.store), self.app, now_ms=0).stages.values():
             for at in head.inputs.values():
                 for partition, end in enumerate(self.kafka.offset_bounds(at.topic)[1]):
@@ -299,7 +299,7 @@ class Ledger:
             return run_query(connection, query)
 
     def has_caught_up(self) -> bool:
-        """True if every stage has read all its available records and the topic is read to its end."""
+        """True if every stage has read all records available to it, and the topic has been read to its end."""
         heads = resolve(open_store(self.store), self.app, now_ms=0).stages
         ends = self.kafka.offset_bounds(self.topic)[1]
         return all(
@@ -347,9 +347,9 @@ class Ledger:
 
 
 def plus(program: Path, table: str, state: pa.Table, late: pa.Table) -> pa.Table:
-    """Return a table as it is after its records in flight have arrived.
+    """Return a table as it will be after its in-flight records have arrived.
 
-    Implemented only for tables that have some in tests.
+    Only for tables that have in-flight records in tests.
     """
     assert (program, table) == (DIAMOND, "branches"), f"{table} has one input: nothing may be in flight"
     con = duckdb.connect()
@@ -366,7 +366,7 @@ def plus(program: Path, table: str, state: pa.Table, late: pa.Table) -> pa.Table
 
 @dataclass
 class Running:
-    """A running `slackwater run`. A thread reads its output continually, because a full pipe would block it."""
+    """A running `slackwater run`. A thread reads its output all the time, because a full pipe would block it."""
 
     ledger: Ledger
     process: subprocess.Popen[bytes]

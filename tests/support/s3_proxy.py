@@ -1,4 +1,4 @@
-"""An S3 server with faults: a proxy in front of a real server that spoils its next answers as tests request.
+"""An S3 server with faults: a proxy in front of a real server that disturbs the next requests as tests ask.
 
 `python -m tests.support.s3_proxy ENDPOINT PORT SEED RATE` serves until it is killed, with random faults.
 """

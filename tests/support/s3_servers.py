@@ -55,7 +55,7 @@ def versitygw(
 
 @contextmanager
 def signed(folder: Path, access_key: str, secret_key: str) -> Iterator[str]:
-    """Run versitygw, which checks signatures, or moto if versitygw was not built; yield its endpoint."""
+    """Run versitygw, which checks signatures, or moto if versitygw was not built. Yields its endpoint."""
     if is_built("versitygw"):
         with versitygw(folder, access_key, secret_key) as endpoint:
             yield endpoint
@@ -65,7 +65,10 @@ def signed(folder: Path, access_key: str, secret_key: str) -> Iterator[str]:
 
 
 def _metadata(folder: Path, objects: Path) -> tuple[str, ...]:
-    """Return the option for metadata: it is kept in extended attributes if the file system has them, else in files."""
+    """Return the option for metadata.
+
+    They are kept in extended attributes if the file system has them, otherwise in files.
+    """
     try:
         os.setxattr(objects, "user.slackwater", b"")
     except (AttributeError, OSError):
@@ -77,7 +80,7 @@ def _metadata(folder: Path, objects: Path) -> tuple[str, ...]:
 
 @contextmanager
 def running_server(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
-    """Run a server that listens on the port, with its log in the folder; yield its endpoint."""
+    """Run a server that listens on the port, with its log in the folder. Yields its endpoint."""
     log = folder / "server.log"
     # It ends when this process does, however that happens.
     server = SupervisedProcess(command, folder=folder, log=log)

@@ -41,11 +41,11 @@ class Stage:
         return self._commit(version, "batch", (*ssts, *self._ssts), clock_ms)
 
     def compact(self, cache: SstCache, *, full: bool = True) -> Manifest:
-        """Merge all runs, or without `full` those that the policy picks."""
+        """Merge all runs; without `full`, those that the policy picks."""
         return self._merge(cache, pick_for_manifest(self.versions[-1], full=full))
 
     def merge(self, cache: SstCache, start: int, end: int) -> Manifest:
-        """Merge those of the sorted runs `start` to `end` that exist, counted from the newest."""
+        """Merge the sorted runs `start` to `end`, counted from the newest, as far as they exist."""
         runs = sorted_runs(self._ssts)
         some = tuple(sst for run in runs[start:end] for sst in run)
         last = end >= len(runs)

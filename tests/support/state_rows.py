@@ -44,7 +44,7 @@ def columns(declared: Sequence[Column], tuples: Iterable[tuple[object, ...]]) ->
 
 @dataclass(frozen=True)
 class Hashes:
-    """A hash function of keys: the normal one, or one with only `modulus` values, so that keys collide."""
+    """A hash function of keys: the normal one, or one with only `modulus` values, with which keys collide."""
 
     modulus: int = 0
 
@@ -86,7 +86,7 @@ def write_version(
 ) -> tuple[Sst, ...]:
     """Write an SST for each state partition that has changes.
 
-    If `base` is given, each row also gets the version of the row in these SSTs that it replaces.
+    If `base` is given, each row also gets the version of the row that it replaces in these SSTs.
     """
     rows = schema.with_expiry(state_rows(table, changes, seq, hashes), table, clock_ms)
     if base is not None:
@@ -95,7 +95,7 @@ def write_version(
 
 
 def with_prev(store: ObjectStore, table: Table, rows: pa.Table, base: Sequence[Sst]) -> pa.Table:
-    """Return the rows with `_prev_seq`: the version of the row in these SSTs that each one replaces."""
+    """Return the rows with `_prev_seq`: the version of the row that each one replaces in these SSTs."""
     before = np.zeros(rows.num_rows, np.int64)
     keys = rows.select([column.name for column in table.key])
     multi_get(store, _NO_FOLDER, base, table, rows["_hash"].to_numpy(), keys, clock_ms=0, seqs=before)
@@ -136,5 +136,5 @@ def rows_of_open(
 
 @lru_cache(maxsize=10_000)
 def decoded(data: bytes) -> list[dict[str, Any]]:
-    """Return the rows of an SST, cached because many versions share it."""
+    """Return the rows of an SST. They are cached because many versions have the same SST."""
     return pq.read_table(pa.BufferReader(data)).to_pylist()

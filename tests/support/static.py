@@ -1,4 +1,4 @@
-"""The package's source code, parsed, for tests of rules about it."""
+"""The package's parsed source code, for tests of rules about it."""
 
 import ast
 import re
@@ -22,7 +22,7 @@ PARTS = (
 
 
 def modules(*parts: str, matching: str = "") -> Iterator[tuple[Path, ast.Module]]:
-    """Yield the path (from the root) and the syntax tree of each module in these parts of the package (default: all).
+    """Yield the path from the root, and the syntax tree, of each module in these parts of the package (default: all).
 
     If `matching` is given, only modules whose text contains this pattern are parsed, because parsing takes much longer.
     """

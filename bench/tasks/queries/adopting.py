@@ -1,13 +1,13 @@
-"""Adopting a Spark query with a large state and a hundred batches of history, beside Spark reading the same state.
+"""Adoption of a Spark query with a large state and a hundred batches, beside Spark, which reads the same state.
 
 `python -m bench.tasks.queries.adopting [FOLDER] [--quick]` prints its rows alone; `--quick` uses 200,000 keys instead
 of 10 M.
 
-The query counts and sums by key: the first batch has all keys, each of the hundred others ten thousand. The peer is
-Spark reading what an adoption needs: the whole state at the oldest available batch, the changes of all later batches,
-and the whole state at the last batch. `adopt` reads the same through Spark, and also writes sorted SSTs, commits a
-version per batch, merges, and compares the result. One batch contains a sum that is out of range, which bisect must
-find. Starting Python and Spark is not included. Memory is the peak of the process and its JVM together.
+The query counts and sums by key: the first batch has all keys, and each of the hundred others has ten thousand. The
+peer is Spark, which reads what an adoption needs: the whole state at the oldest available batch, the changes of all
+later batches, and the whole state at the last batch. `adopt` reads the same through Spark, and also writes sorted SSTs,
+commits a version per batch, merges, and compares the result. One batch contains a sum that is out of range, which
+bisect must find. The start of Python and Spark is not included. Memory is the peak of the process and its JVM together.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 KEYS, QUICK_KEYS = 10_000_000, 200_000
 BATCHES, PER_BATCH = 100, 10_000
 PLANTED = 41
-"""Number of the batch that contains an amount out of range."""
+"""Number of the batch that has an amount out of range."""
 SCHEMA = "k string, v bigint"
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Run a query, adopt it, and let Spark read its state as the peer; 15 minutes at full scale.
+    """Run a query, adopt it, and let Spark read its state as the peer. Takes 15 minutes at full scale.
 
     Args:
         folder: an empty folder on a disk with 6 GB.
@@ -108,7 +108,7 @@ def _query(checkpoint: Path, source: Path, keys: int) -> dict[str, object]:
 
 
 def _available(checkpoint: Path) -> range:
-    """Return the batches whose whole state can be read: from a snapshot and all changes after it."""
+    """Return the batches whose whole state can be read, from a snapshot and all changes after it."""
     from slackwater.operations.from_spark.checkpoint.files import CheckpointFiles
     from slackwater.store.objects.open import open_store
 
@@ -179,7 +179,7 @@ def _ours(checkpoint: Path, folder: Path) -> dict[str, object]:
 
 @contextmanager
 def _memory() -> Iterator[dict[str, int]]:
-    """Record the peak resident bytes of this process and its children, and the JVM's part of them."""
+    """Record the peak of the resident bytes of this process and its children, and the JVM's share."""
     peak, stop, me = {"all": 0, "jvm": 0}, threading.Event(), psutil.Process()
 
     def look() -> None:

@@ -1,7 +1,7 @@
-"""Attach to a running Spark query: the delay until its batches are readable, and the effect on the query.
+"""`attach` to a running Spark query: the delay until its batches are readable, and the effect on the query.
 
-The query is `examples/spark_totals.py`: each batch, one a second, changes 10,000 of 100,000 keys. It runs alternately
-alone and with `slackwater attach` on the same machine, from scratch each time.
+The query is `examples/spark_totals.py`: each batch, one a second, changes 10,000 of 100,000 keys. It runs alone and
+with `slackwater attach` on the same machine, in turn, and starts from nothing each time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 
 
 def _run(where: Path, measured_s: float, *, attached: bool) -> tuple[list[float], list[float]]:
-    """Return batch times of the query in ms, and delays of our versions after them in s, both after warm-up."""
+    """Return batch times of the query in ms, and delays of our versions in s, both without warm-up."""
     checkpoint, store = where / "totals", where / "store"
     with _process([sys.executable, str(QUERY), str(checkpoint)], where / "query") as query:
         _wait_for(checkpoint / "commits" / "3", query)
@@ -97,7 +97,7 @@ def _wait_for(path: Path, query: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _process(words: list[str], out: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process with its output in a file; terminate it at the end."""
+    """Run a process with its output in a file. Terminate it at the end."""
     with out.open("wb") as file, out.with_suffix(".err").open("wb") as errors:
         started = subprocess.Popen(words, stdout=file, stderr=errors)
         try:

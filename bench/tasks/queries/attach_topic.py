@@ -1,4 +1,4 @@
-"""Attach to a compacted topic: the time from a record to its version, and until the first version.
+"""`attach` to a compacted topic: the time from a record to its version, and until the first version.
 
 The topic has a million keys. `slackwater attach` follows it in another process while 10,000 records a second change it.
 """
@@ -28,7 +28,7 @@ MEDIAN_S = 2.0
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Measure how long records, and a first version, take."""
+    """Measure the time until a record is in a version, and the time until the first version."""
     with EmbeddedKafka(folder / "kafka") as broker:
         return [_measure(broker.bootstrap, folder, quick=quick)]
 
@@ -81,7 +81,7 @@ def _send(producer: Producer, keys: np.ndarray, orders: int) -> None:
 
 
 def _change(producer: Producer, keys: int, seconds: float) -> list[tuple[float, int]]:
-    """Change keys for some seconds. Returns, for each tick, its time and the number of records sent until then."""
+    """Change keys for some seconds. Returns, for each tick, its time and the number of records sent by then."""
     chance, count, sent = np.random.default_rng(7), keys, list[tuple[float, int]]()
     began = time.time()
     for tick in range(round(seconds / TICK_S)):
@@ -95,7 +95,7 @@ def _change(producer: Producer, keys: int, seconds: float) -> list[tuple[float, 
 
 
 def _read(following: subprocess.Popen[str], seen: list[tuple[float, int]]) -> None:
-    """Record when `attach` says each version."""
+    """Record the times at which `attach` reports each version."""
     lines = (line for line in following.stdout or () if line.startswith("{"))
     seen.extend((time.time(), json.loads(line)["version"]) for line in lines)
 

@@ -1,4 +1,4 @@
-"""One StatefulProcessor run by Spark's `transformWithState` and by `sw.processor`, with many keys and with few.
+"""One StatefulProcessor, run by Spark's `transformWithState` and by `sw.processor`, with many keys and with few.
 
 `python -m bench.tasks.queries.processor SIDE BOOTSTRAP FOLDER TOPIC BATCH` runs one side in a fresh process until it
 has read the topic, and prints a JSON list: rows a second of each warm batch.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StatefulProcessor
 
 BATCH = {"slackwater": 100_000, "transformWithState": 4_000}
-"""Number of rows of a batch, which each side processes in some seconds: both prefer large batches."""
+"""Number of rows of a batch, which each side processes in some seconds. Both are more efficient with large batches."""
 WARM_UP = {"slackwater": 2, "transformWithState": 1}
 MEASURED = {"slackwater": 5, "transformWithState": 3}
 FEW = 1_000
@@ -70,7 +70,10 @@ def _processor() -> StatefulProcessor:
     from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
     class Legs(StatefulProcessor):
-        """Keep a leg's count, largest delay, last three delays and flights by carrier; set a timer for the next day."""
+        """Keeps a leg's count, largest delay, last three delays and flights by carrier.
+
+        Sets a timer for the next day.
+        """
 
         def init(self, handle: StatefulProcessorHandle) -> None:
             self._handle = handle

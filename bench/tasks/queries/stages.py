@@ -1,10 +1,10 @@
 """An app of 30 stages with a backlog on two cores: fairness between stages, first commits, processes and memory.
 
-A chain of ten stages, ten stages that read the same topic, and ten that read the chain's channels.
+The stages are a chain of ten, ten that read the same topic, and ten that read the chain's channels.
 
 `python -m bench.tasks.queries.stages BOOTSTRAP FOLDER STAGES SECONDS` runs the app in a fresh process for that time,
-and prints a JSON object: by stage, the number of batches and the seconds to the first commit; processes by kind; bytes
-of memory.
+and prints a JSON object: by stage, the number of batches and the seconds until the first commit; processes by kind;
+bytes of memory.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _fill(bootstrap: str, records: int) -> None:
 
 
 def app_of(stages: int) -> sw.App:
-    """Return an app: a chain of stages, as many stages that read the same topic, and as many that read the channels."""
+    """Return an app with a chain of stages, as many that read the same topic, and as many that read the channels."""
     import slackwater as sw
 
     app, chain = sw.App("bench"), max(1, stages // 3)

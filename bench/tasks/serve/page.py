@@ -1,11 +1,11 @@
-"""The web page of `slackwater serve` in a browser: first paint with 50,000 versions, slider over 1 M rows.
+"""The web page of `slackwater serve` in a browser: first paint with 50,000 versions, and the slider over 1 M rows.
 
-`python -m bench.tasks.serve.page [FOLDER] [--quick]` prints its rows alone; `--quick` takes 5,000 versions.
+`python -m bench.tasks.serve.page [FOLDER] [--quick]` prints its rows alone; `--quick` uses 5,000 versions.
 
 The headless browser and the server share the machine's cores. The first paint is the time from navigation, with an
 empty browser cache, until the slider shows the app's commits and the stages are drawn; the server is already up, but
-has had no request for the app. A move of the slider is the time from the key press, as its event records, until the
-rows of that commit are in the page and the next frame is about to be drawn; no commit is visited twice.
+has had no request for the app. A move of the slider is the time from the key press, as recorded by its event, until the
+rows of that commit are in the page and the next frame is about to be drawn. No commit is visited twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from ...support.written import Stage
 VERSIONS, QUICK_VERSIONS = 50_000, 5_000
 KEYS, QUICK_KEYS = 1_000_000, 200_000
 BATCHES = 60
-"""Number of newest versions, each of which changes many rows. All earlier versions have the first version's rows."""
+"""Number of newest versions, each of which changes many rows.
+
+All earlier versions have the rows of the first version.
+"""
 CHANGED = 50_000
 PAINTS, MOVES = 5, 40
 MS = 1_000
@@ -59,7 +62,7 @@ _ROWS = """v => {
 
 
 def rows(folder: Path, quick: bool) -> Iterator[Row]:
-    """Write an app to the folder and measure its page; about a minute at full scale.
+    """Write an app to the folder, and measure its page. Takes about a minute at full scale.
 
     Args:
         folder: an empty folder.
@@ -85,7 +88,7 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def _make(root: str, folder: Path, versions: int, count: int) -> None:
-    """Write the table as the first version, then empty versions, then some that change many rows each."""
+    """Write the table as the first version, then versions without changes, then some that each change many rows."""
     store, cache = open_store(root), SstCache(folder / "written", 1 << 40)
     apps.create_app(store, AppInfo(APP, 1))
     head = born(store, cache, TALL, TABLE, tall_rows(np.arange(count), 1))

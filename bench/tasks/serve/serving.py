@@ -1,10 +1,11 @@
-"""`slackwater serve` under load, beside Redis on the same machine; one instance killed; reads right after a write.
+"""`slackwater serve` under load, beside Redis; with one of two instances killed; and for reads right after a write.
 
 `python -m bench.tasks.serve.serving [FOLDER] [--quick]` prints its rows alone; `--quick` uses 1 M keys and less time.
 
-vegeta generates the load at a constant rate, so that a slow answer delays no later request and all waiting requests
-count. Without vegeta nothing is measured. If a redis-server is installed, `redis-benchmark` sends it as many requests;
-Redis holds everything in memory, one value per key. Server, load generator and store share the machine's cores.
+vegeta generates the load at a constant rate, so that a slow answer does not delay later requests, and all waiting
+requests count. Without vegeta, nothing is measured. If a redis-server is installed, `redis-benchmark` sends it as many
+requests; Redis keeps everything in memory, with one value per key. Server, load generator and store share the machine's
+cores.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ MS = 1_000
 
 
 def rows(folder: Path, quick: bool) -> Iterator[Row]:
-    """Write the app to the folder and measure; about five minutes at full scale, 1 GB of disk.
+    """Write the app to the folder, and measure. Takes about five minutes at full scale, and 1 GB of disk.
 
     Args:
         folder: an empty folder.
@@ -132,7 +133,7 @@ def _redis(folder: Path, keys: int, seconds: int) -> Row | None:
 
 
 def _two(root: str, folder: Path, keys: int, seconds: int) -> Row:
-    """Kill one of two instances under load; every answer of the other instance must be right."""
+    """Kill one of two instances under load. Every answer of the other instance must be right."""
     http = urllib3.PoolManager(retries=False, timeout=5)
     wrong = failed = answered = 0
     random = np.random.default_rng(5)

@@ -1,12 +1,12 @@
-"""Effect of serving on a job: its batches while its table gets 500 look-ups a second on the same machine, and none.
+"""Effect of serving on a job: its batches with and without 500 look-ups a second in its table on the same machine.
 
-The job has one batch a second. Its table alternately gets requests from vegeta for some seconds, and is not served at
-all for some seconds, with the server stopped (SIGSTOP). The median batches of neighbouring periods of the same job are
-compared. The server has a lower CPU priority than the job, as the documentation recommends for a shared machine, and so
-has the load generator, which would normally run elsewhere.
+The job has one batch a second. For some seconds, its table gets requests from vegeta; for the next seconds, it is not
+served at all, because the server is stopped (SIGSTOP); and so on. The median batches of neighbouring periods of the
+same job are compared. The server has a lower CPU priority than the job, as the documentation recommends for a shared
+machine. So has the load generator, which would normally run elsewhere.
 
 `python -m bench.tasks.serve.serving_beside BOOTSTRAP TOPIC FOLDER TURNS` starts a new job and prints JSON: the seconds
-of the batches of each period, those without requests first; and figures of the answered requests.
+of the batches in each period, those without requests first; and figures of the answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIMIT = 1.05
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Compare the median batch with requests to the median batch of the period without; about five minutes."""
+    """Compare the median batch with requests with the median batch without. Takes about five minutes."""
     if not is_built("vegeta"):
         raise RuntimeError("vegeta is not built: `make bench` does it, with Go on PATH")
     turns = 4 if quick else TURNS

@@ -1,8 +1,8 @@
-"""Look-up of one key by `slackwater serve` with an empty cache, over S3 with 30 ms added to each request.
+"""Look-up of one key by `slackwater serve` with an empty cache, from S3, with 30 ms added to each request.
 
 The instance is up and knows the app. It gets one request for each of several tables, one after the other; then the next
 instance, with an empty cache, gets the same. Each table has a single state partition, so that less is prefetched after
-an answer, which the benchmark waits for before the next request.
+an answer; the benchmark waits for this before the next request.
 
 `python -m bench.tasks.serve.serving_cold [FOLDER] [--quick]` prints its rows alone.
 """
@@ -46,7 +46,7 @@ MS = 1_000
 
 
 def rows(folder: Path, quick: bool) -> Iterator[Row]:
-    """Measure look-ups with an empty cache: yields latency and store round trips; about ten minutes.
+    """Measure look-ups with an empty cache: latency, and round trips to the store. Takes about ten minutes.
 
     Args:
         folder: an empty folder.

@@ -1,9 +1,9 @@
-"""A store of 1,000 apps; an app with 100,000 versions and 1,000 snapshots, at 20 ms per request; and one large row.
+"""A store of 1,000 apps; an app with 100,000 versions and 1,000 snapshots; and one large row. Requests take 20 ms.
 
 `python -m bench.tasks.serve.wide [--quick]` prints its rows alone; `--quick` uses a tenth of each.
 
-The objects are in memory; each request takes 20 ms. The page's first paint is measured without a browser: its requests
-are sent six at a time, as a browser sends them.
+The objects are in memory, and each request takes 20 ms. The page's first paint is measured without a browser: its
+requests are sent six at a time, as a browser sends them.
 """
 
 from __future__ import annotations
@@ -49,17 +49,20 @@ from ...support.written import Stage
 
 APPS, VERSIONS, SNAPSHOTS = 1_000, 100_000, 1_000
 CHANGES = 60
-"""Number of newest versions, each of which changes all keys of the table. Earlier versions have equal rows."""
+"""Number of newest versions, each of which changes all keys of the table. All earlier versions have equal rows."""
 KEYS = 1_000
 LIST_BYTES, MERGE_BYTES, LISTED_BYTES = 100_000_000, 400_000_000, 15_000_000
 APPENDS = 20
-"""Number of batches that fill the list. The batch after these batches is measured."""
+"""Number of batches that fill the list. The batch after them is measured."""
 DELAY_S, REST_S, SETTLED_S = 0.02, 10.0, 11.0
 _BROWSER_REQUESTS = 6
 
 
 def rows(folder: Path, quick: bool) -> Iterator[Row]:
-    """Measure many apps, then the app with many versions; two minutes at full scale, mostly to write the stores."""
+    """Measure many apps, then an app with many versions.
+
+    Takes two minutes at full scale, mostly to write the stores.
+    """
     part = 10 if quick else 1
     memory = MemoryStore()
     many_apps(memory, APPS // part)
@@ -72,7 +75,7 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def far(memory: MemoryStore) -> CountingStore:
-    """Return a view of the store with latency, new counters and an empty cache."""
+    """Return a view of the store with latency, new counters, and an empty cache."""
     return CountingStore(memory, on_request=lambda *_request: time.sleep(DELAY_S))
 
 
@@ -132,9 +135,9 @@ def _long(memory: MemoryStore, folder: Path, count: int) -> Iterator[Row]:
 
 
 def _collection(memory: MemoryStore, versions: int) -> Iterator[Row]:
-    """Count GETs of a dry run of garbage collection, after a real one has written pages and a pack of snapshots.
+    """Count the GETs of a dry run of garbage collection, after a real run has written pages and a pack of snapshots.
 
-    Only snapshots that are older than ten seconds are packed.
+    Only snapshots older than ten seconds are packed.
     """
     time.sleep(SETTLED_S)
     retention = Retention(all_ms=versions * 1_000)

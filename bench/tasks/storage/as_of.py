@@ -29,7 +29,7 @@ ASOF_JOIN = """
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Join a million labels with ten thousand versions of a million keys; the cache is empty."""
+    """Join a million labels with ten thousand versions of a million keys. The cache is empty."""
     versions, count = (VERSIONS // 50, LABELS // 50) if quick else (VERSIONS, LABELS)
     root = str(folder / "store")
     _write(root, folder, versions)

@@ -1,6 +1,6 @@
 """Cost of forgetting one key of a table with 10 M rows and 200 versions, whose input is archived.
 
-The key is written every few versions, so that SSTs of all ages contain it. Afterwards every object under the root is
+The key is written every few versions, so that SSTs of all ages contain it. Afterwards, every object under the root is
 decoded to check that the key is gone.
 """
 
@@ -115,7 +115,7 @@ def _archive(store: ObjectStore, numbers: np.ndarray, batch: int) -> None:
 
 
 def _holding(store: ObjectStore, name: str) -> Iterator[tuple[str, int]]:
-    """Yield the objects whose decoded content has the name, with their sizes."""
+    """Yield the objects whose decoded content has the name, each with its size."""
     word = name.encode()
     for info in store.list(""):
         data = store.get(info.key)

@@ -1,11 +1,11 @@
-"""Exporting a table to Iceberg without copying, beside a copy of its rows; then after a change of 1 % of the rows.
+"""Export of a table to Iceberg without a copy, beside a copy of its rows; then again after 1 % of the rows changed.
 
 `python -m bench.tasks.storage.iceberg_tables [FOLDER] [--quick]` prints its rows alone; `--quick` uses 1 M rows instead
 of 10 M.
 
 Everything is in local folders. The table's SSTs are compacted; the changes are in one level-0 SST per state partition
-on top, as a batch writes them. The peer is DuckDB writing the rows of the same version to Parquet. Importing pyiceberg,
-a second or two, is not included.
+on top, as a batch writes them. The peer is DuckDB, which writes the rows of the same version to Parquet. The import of
+pyiceberg, a second or two, is not included.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ ROWS = 10_000_000
 QUICK_ROWS = 1_000_000
 _CHUNK = 2_500_000
 _CHANGED = 100
-"""Denominator of the share of rows that change."""
+"""One in this many rows changes."""
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Write the table to the folder and measure; two minutes at full scale.
+    """Write the table to the folder, and measure. Takes two minutes at full scale.
 
     Args:
         folder: an empty folder on a disk with 1 GB.

@@ -1,8 +1,8 @@
-"""Cost of the input archive: the same app with and without `[retention] input`, alternately, and the archive's size.
+"""Cost of the input archive: the same app with and without `[retention] input`, in turn, and the archive's size.
 
 `python -m bench.tasks.storage.input_archive BOOTSTRAP TOPIC FOLDER ROUNDS` runs both in a fresh process and prints
-JSON: for each, the seconds from commit to commit and the CPU seconds; the size of the archive, and that of the same
-records as one plain Parquet file with zstd.
+JSON: for each, the seconds from commit to commit and the CPU seconds; and the size of the archive, beside that of the
+same records as one plain Parquet file with zstd.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT = 1.1
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Return three rows: CPU time, the median batch with the archive beside that without, and the archive's size."""
+    """Return three rows: CPU time and the median batch, each with and without the archive, and the archive's size."""
     fill(bootstrap, BATCH * BATCHES, topic=TOPIC)
     found = side.run("tasks.storage.input_archive", bootstrap, TOPIC, folder, 2 if quick else 4)
     on, off = median(found["on"]), median(found["off"])
@@ -80,14 +80,14 @@ def _run(bootstrap: str, topic: str, folder: Path, rounds: int) -> dict[str, Any
 
 
 def _processor_s() -> float:
-    """Return the CPU seconds of this process and its children: Spark's JVM and Python workers."""
+    """Return the CPU seconds of this process and its children, which are Spark's JVM and Python workers."""
     here = psutil.Process()
     times = [each.cpu_times() for each in (here, *here.children(recursive=True))]
     return sum(each.user + each.system + each.children_user + each.children_system for each in times)
 
 
 def _bytes(root: str, topic: str) -> dict[str, int]:
-    """Return the size of an archive, and of its records as one Parquet file with default settings and zstd."""
+    """Return the size of an archive, and the size of its records in one Parquet file with default settings and zstd."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from slackwater.store.archive import index

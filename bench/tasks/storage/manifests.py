@@ -1,7 +1,7 @@
-"""Size of manifests and CPU of commits, for tables too large for two cores: simulated with SSTs without rows.
+"""Size of manifests, and CPU of commits, for tables too large for two cores: simulated by SSTs without rows.
 
-The merge picker, leaves and manifests are real. SSTs are only entries in manifests; the result of a merge has the sum
-of its inputs' sizes. Each batch, one a second, adds an SST per hash range.
+The merge picker, leaves and manifests are real. SSTs are only entries in manifests, and the result of a merge has the
+sum of its inputs' sizes. There is one batch a second, which adds an SST to each hash range.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slackwater.store.versions.manifest import Column, Manifest, Policy, Table
 from ...support.row import Row
 
 FLUSHED_BYTES = 256 << 10
-"""Bytes of the SST that a batch writes for a hash range: 20,000 rows of 12 bytes."""
+"""Bytes of the SST that a batch writes for a hash range: 20,000 rows of about 12 bytes."""
 LIMIT_BYTES, ENTRY_BYTES = 64 << 10, 165
 SIZES = ((1024, 16, 1024 * 64), (2048, 32, 2048 * 64), (10_000, 16, 16_000))
 """Numbers of state partitions, tasks and SSTs."""
@@ -37,7 +37,7 @@ _HEX = "0123456789abcdef" * 2
 
 @dataclass(frozen=True)
 class Measured:
-    """Cost of a table of one size, one value per version."""
+    """Cost of a table of one size, with one value per version."""
 
     manifest_bytes: list[int]
     leaf_puts: list[int]
@@ -46,7 +46,7 @@ class Measured:
     """CPU milliseconds to build, fold and encode a version."""
     pick_ms: list[float]
     key: tuple[int, int]
-    """Requests and bytes to open the newest version for one key, in a fresh process."""
+    """Requests and bytes to open the newest version for one key in a fresh process."""
     whole: tuple[int, int]
 
 
@@ -115,7 +115,7 @@ class _Table:
 def measure(
     partitions: int, tasks: int, ssts: int, batches: int, batch_tasks: int = 0, policy: Policy = _DEFAULT
 ) -> Measured:
-    """Commit batches on a table of `tasks` hash ranges. `batch_tasks` is the number of tasks of a batch; 0 for all."""
+    """Commit batches on a table of `tasks` hash ranges. A batch has `batch_tasks` tasks; 0 means one per range."""
     table = _Table(partitions, tasks, ssts, policy)
     sizes, puts, merged, commits, picks = zip(*(table.batch(batch_tasks or tasks) for _ in range(batches)), strict=True)
 
@@ -167,7 +167,7 @@ def simulated_rows(quick: bool) -> list[Row]:
 
 
 def _cost(batches: int) -> Row:
-    """Compute the monthly cost of puts at one batch of 16 tasks a second: SSTs, leaves, merges and manifests."""
+    """Compute the monthly cost of puts for one batch of 16 tasks a second: SSTs, leaves, merges and manifests."""
     cost = measure(1024, 16, 1_600, batches, policy=Policy(l0_trigger=16))
     steady = slice(batches // 4, None)
     puts = 16 + 1 + mean(cost.leaf_puts[steady]) + mean(cost.merge_puts[steady])

@@ -1,4 +1,4 @@
-"""Comparison of a table with an external file and the reason for each differing key: seconds, and right reasons."""
+"""Comparison of a table with an external file, and the reason for each differing key: seconds, and right reasons."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ KEYS, VERSIONS = 5_000_000, 1_000
 TABLE = Table((Column("k", "string"),), (Column("n", "int64"),), 4)
 LINEAGE = {"": {"k": (FieldSource("events", "$.k"),)}}
 PLANTED = {"absent": 20, "filtered": 5, "late": 4, "rejected": 3, "skipped": 3, "rewound": 3, "unread": 3}
-"""Differing keys by the reason why they are not in the table."""
+"""Number of differing keys for each reason why a key is not in the table."""
 _OBJECTS = 100
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Measure five million keys of a thousand versions, of which 41 differ; the store is cold."""
+    """Measure five million keys of a thousand versions, of which 41 keys differ. The cache is empty."""
     keys, versions = (KEYS // 50, VERSIONS // 50) if quick else (KEYS, VERSIONS)
     history = History(folder, keys, versions)
     history.write()
@@ -67,7 +67,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 
 
 class History:
-    """Versions of a stage that reads one record for each key, their archive, and the planted records."""
+    """Versions of a stage that reads one record for each key, with their archive and the planted records."""
 
     def __init__(self, folder: Path, keys: int, versions: int) -> None:
         self.root, self._keys, self._versions, self._folder = str(folder / "store"), keys, versions, folder
@@ -125,7 +125,10 @@ class History:
         self._archived.append(item)
 
     def _plant(self, start: int) -> list[str]:
-        """Commit a version for each reason. It reads the records planted for that reason. Returns all planted keys."""
+        """Commit a version for each reason, which reads the records planted for that reason.
+
+        Returns all planted keys.
+        """
         at, planted = start, list[str]()
         partition = self._open_log(start)
         for reason, count in PLANTED.items():

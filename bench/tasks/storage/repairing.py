@@ -1,4 +1,4 @@
-"""One record taken out of a table with a day of history: seconds and bytes, beside reading the day again."""
+"""One record is taken out of a table with a day of history: seconds and bytes, beside those to read the day again."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from ...support.written import Stage
 
 KEYS, VERSIONS, BATCH = 5_000_000, 86_400, 20
 SECONDS = 3600
-"""Time to write the history."""
+"""Maximum seconds of the measurement, most of which write the history."""
 _LATER = 24
-"""Later records of the dropped record's key."""
+"""Number of later records of the dropped record's key."""
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Repair one key of five million, at the begin of a day of one version a second."""
+    """Repair one key of five million, at the beginning of a day with one version a second."""
     keys, versions = (KEYS // 50, VERSIONS // 50) if quick else (KEYS, VERSIONS)
     ran = run(_app(), {"events": [{"k": _name(0), "x": 1}]})
     day = _Day(ran, folder, keys)

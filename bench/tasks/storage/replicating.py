@@ -1,12 +1,12 @@
 """`slackwater replicate` of an app with millions of keys, beside plain gets and puts of the same objects.
 
-`python -m bench.tasks.storage.replicating [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys.
+`python -m bench.tasks.storage.replicating [FOLDER] [--quick]` prints its rows alone; `--quick` uses 1 M keys.
 
-Both copy from one root to another with the same number of threads: over S3 (versitygw, on this machine's disk) if that
-is built, else between folders. The peer lists the objects, gets each and puts it. `replicate` reads versions, verifies
-each SST, puts manifests last, pins the cut, and records up to which version the replica is complete. They alternate,
-each into an empty root. Then new keys are committed, and the bytes that the next round copies are compared with the
-bytes of the new objects.
+Both copy from one root to another with the same number of threads: in S3 (versitygw, on this machine's disk) if that is
+built, otherwise between folders. The peer lists the objects, gets each and puts it. `replicate` reads versions,
+verifies each SST, puts manifests last, pins the cut, and records up to which version the replica is complete. They
+alternate, each into an empty root. Then new keys are committed, and the bytes that the next round copies are compared
+with the bytes of the new objects.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ APP = "bench"
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Write the app to the folder and measure; about three minutes at full scale, 3 GB of disk.
+    """Write the app to the folder, and measure. Takes about three minutes at full scale, and 3 GB of disk.
 
     Args:
         folder: an empty folder.
-        quick: 1 M keys instead of 10 M, once.
+        quick: 1 M keys instead of 10 M, and one round.
     """
     count = QUICK_KEYS if quick else KEYS
     with s3_or_folder(folder) as (where, root):
@@ -103,7 +103,7 @@ def _make(store: ObjectStore, folder: Path, name: str, count: int) -> None:
 
 
 def _more(store: ObjectStore, folder: Path, count: int) -> None:
-    """Commit a version with this many more keys, whose SSTs are copied from another app of that size."""
+    """Commit a version with this many additional keys. Its SSTs are copied from another app of that size."""
     head = history.head(store, APP, "legs")
     assert head is not None
     with tempfile.TemporaryDirectory(dir=folder) as other:

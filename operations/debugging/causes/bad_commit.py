@@ -75,7 +75,7 @@ class BadCommit:
         return SubsetReplay(self.batch.batches, chosen, self.batch.root).manifest(self.batch.root)
 
     def replay_later_batches(self, manifest: Manifest, batches: int) -> tuple[bool, int]:
-        """Replay the batches after the bad one, starting from the rows of `manifest`, until the moment is bad.
+        """Replay the batches after the bad batch, starting from the rows of `manifest`, until the moment is bad.
 
         Returns two values: True if a batch made the moment bad, and the number of replays. Replays at most `batches`
         batches, oldest first. Raises the errors of a replay.
@@ -109,7 +109,7 @@ class BadCommit:
         return tuple(RecordLocation(**row) for row in rows)
 
     def source_address(self, replay: StageReplay, number: int) -> RecordLocation | None:
-        """Return the Kafka position of the user's record from which a batch's record was made.
+        """Return the Kafka position of the user's record that led to a record of the batch.
 
         `number` is the record's number in the batch. Returns None if a stage makes rows from several records. If
         several source records are equal, returns the position of one of them. Raises the errors of a replay.
@@ -134,7 +134,7 @@ Step = tuple[str, int]
 
 @dataclass
 class CounterfactualReplay:
-    """Replay of a batch and of the upstream batches that sent to it, with another program or other rows."""
+    """Replay of a batch, and of the upstream batches that sent rows to it, with another program or other rows."""
 
     program: LoadedProgram
     replacement_programs: Mapping[str, LoadedProgram] = field(default_factory=lambda: MappingProxyType({}))

@@ -1,6 +1,6 @@
-"""Tests by replays if a program change caused a bad commit.
+"""Tests, by replays, if a program change caused a bad commit.
 
-The bad batch is replayed with the old program, or earlier batches, which the old program ran, are replayed with the new
+Either the bad batch is replayed with the old program, or earlier batches of the old program are replayed with the new
 program.
 """
 
@@ -32,7 +32,7 @@ from .bad_commit import BadCommit, CounterfactualReplay
 Flags = npt.NDArray[np.bool_]
 
 MAX_PRECEDING_BATCHES = 2
-"""Maximum number of batches just before the bad one that are replayed with the new program."""
+"""Maximum number of batches right before the bad batch that are replayed with the new program."""
 MAX_KEY_WRITERS = 3
 """Maximum number of earlier batches that are replayed because they wrote the bad keys."""
 
@@ -74,7 +74,7 @@ def find_deploy_cause(bad: BadCommit, other_programs: Sequence[LoadedProgram], g
 def find_deploy_cause_with_old_program(bad: BadCommit) -> Cause | None:
     """Return the program change as cause if a replay with the old program proves it, else None.
 
-    Only if `bad.program` is the old program. The replay proves the cause if the batch is then good.
+    Use this function only if `bad.program` is the old program. The replay proves the cause if the batch is then good.
     """
     now, change = program_of(bad.program.app), last_program_change(bad.program.store, bad.commit)
     if now is None or change is None or now.checksum != change.before.checksum:

@@ -41,9 +41,9 @@ def explain_no_record(bad: BadCommit, finding: RecordlessBatch) -> Cause:
 
 
 def find_expiry_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
-    """Return a `time` cause if the moment is bad because rows expired when event time advanced, else None.
+    """Return a `time` cause if the moment is bad because rows expired when event time advanced; else None.
 
-    As a test, the moment is evaluated with the expiry clock of the previous version. The suspected record is the record
+    As a test, evaluates the moment with the expiry clock of the previous version. The suspected record is the record
     that advanced event time.
     """
     commit = bad.commit
@@ -201,9 +201,8 @@ def _moved(mover: Mover | None) -> dict[str, str | None]:
 def find_watermark_mover(bad: BadCommit, stage: str, version: int, to_ms: int) -> Mover | None:
     """Return the version and record that advanced a stage's watermark to `to_ms`; None if not known.
 
-    Searches versions up to `version` by binary search, which reads a few manifests. A watermark may come from an
-    upstream stage: then the search continues in the stage that defines the watermark. One version of that stage is
-    replayed.
+    Searches versions up to `version` by binary search, which reads a few manifests. If a watermark comes from an
+    upstream stage, the search continues in the stage that defines it. One version of that stage is replayed.
     """
     store, app = bad.program.store, bad.verdict.app
     read, first = partial(history.find, store, app), partial(history.first_version, store, app)

@@ -1,4 +1,4 @@
-"""Tests if input caused a bad commit: a missing or duplicate record, input re-read after a reset, or an edit."""
+"""Tests if input caused a bad commit: a missing or duplicate record, re-read input after a reset, or an edit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ....store.versions.manifest import Manifest
 from .bad_commit import BadCommit, CounterfactualReplay
 
 MAX_LATER_BATCHES = 2
-"""Maximum number of batches after the bad one that are replayed without the suspected record."""
+"""Maximum number of batches after the bad batch that are replayed without the suspected record."""
 
 
 def find_absence_cause(bad: BadCommit, guilty: RecordPath, untouched: UntouchedKeys | None) -> Cause | None:
@@ -58,7 +58,7 @@ def find_absence_cause(bad: BadCommit, guilty: RecordPath, untouched: UntouchedK
 def find_replaceable_record_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
     """Return an `unknown` cause if the moment turns bad even without the suspected record, else None.
 
-    Applies only to queries that return no key, and only if the rows that the suspected record wrote are not bad without
+    Applies only to queries that return no key, and only if the rows written by the suspected record are good without
     other rows of the table. Raises the errors of a replay.
     """
     named, hop = bad.verdict.keys, guilty.hops[0]
@@ -181,8 +181,8 @@ def _find_copies(bad: BadCommit, window: Window, copy: SourceRecord) -> Iterator
 def find_reset_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
     """Return the reset after which the app read the suspected record again; None if the record was read once.
 
-    If the app read the record twice, the second read made the moment bad. If the first read had, its commit would be
-    the first bad commit.
+    If the app read the record twice, the second read made the moment bad: otherwise the commit of the first read would
+    be the first bad commit.
     """
     if guilty.source_record is None:
         return None

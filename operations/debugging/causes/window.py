@@ -2,7 +2,7 @@
 
 The query's operator is not known, so nothing is replayed. Instead, the user passes a function that converts rows of the
 query's source to input rows of its stateful operator. The function's result shows which records have a bad key. If
-several records have one, the record whose values are nearest to the change is returned as a guess.
+there are several, the record whose values are nearest to the change is returned as a guess.
 """
 
 import tempfile

@@ -1,8 +1,8 @@
 """Determinism check of a program: runs each version several times in different ways, and reports differences.
 
 All runs except one use a fixed time, so that the clock causes no differences between them. Each run is compared with
-the first. The first run that differs names the most likely dependence: randomness, the Python process, the clock, the
-order of records, batch boundaries, or state partitions.
+the first run. The first difference determines the most likely dependence: randomness, the Python process, the clock,
+the order of records, batch boundaries, or state partitions.
 
 If Spark's plan shows that each row is computed from one record by deterministic expressions, the function runs once,
 and the rows of each arrangement are picked from its output. Otherwise each batch needs one Spark job.
@@ -151,7 +151,7 @@ class FunctionRunner:
 
 
 Reason = Literal["random", "process", "clock", "order", "batches", "partitions", "outside"]
-"""Dependence of a program on something other than its input; `outside` is anything changed since the commit."""
+"""Dependence of a program on something besides its input; `outside` is any change since the commit."""
 _TIME_SHIFT_MS = (397 * 24 * 60 + 13 * 60 + 17) * 60_000 + 23_456
 FIRST, COMMITTED = "as it was", "as committed"
 

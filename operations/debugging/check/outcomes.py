@@ -1,6 +1,7 @@
 """Outcome of one run of a version (table rows and sent rows), and the comparison of the outcomes of two runs.
 
-All runs use the original batch's times for lateness, due rows and expiry, which depend on batch boundaries.
+All runs use the original batch's times for lateness, due rows and expiry, because these times depend on batch
+boundaries.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ def _key_schema(replay: StageReplay) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Differences between two runs of a version; false if there are none."""
+    """Differences between two runs of a version; falsy without differences."""
 
     keys: KeyChanges | None = None
     sent: dict[str, RowDifferences] = field(default_factory=dict)
@@ -207,8 +208,8 @@ def compare_outcomes(replay: StageReplay, first: RunOutcome, second: RunOutcome)
 
     Floats are compared by `snapshot.diff.equality`. If the second run has several batches, the state's kind
     (`Kind.emission`) decides how emitted rows are compared. Emitted rows that are also rows of the table are not
-    compared. If a function emits rows in each batch, the rows of each key's last batch must also be among the rows of
-    the first run.
+    compared. If a function emits rows in each batch, the rows from the last batch of each key must also occur in the
+    first run.
     """
     largest = max(first.max_abs_float, second.max_abs_float)
     keys = None

@@ -42,8 +42,7 @@ def explain_row(
     `key` is one row of key columns, as returned by `parse_key`. With `minimal`, searches the smallest set of records
     that gives the row. With `payloads`, reads the source records' keys, values and headers. `max_batches` is the
     maximum number of batches to replay; 0 for no limit. If the replay of a version fails, the result has the error as
-    the reason why the version's records are not known. Raises `NotFound` if garbage collection removes a version
-    meanwhile.
+    the reason for unknown records. Raises `NotFound` if garbage collection removes a version meanwhile.
     """
     walk = RowWalk(program, max_batches, lambda manifest: progress(f"replaying {manifest.stage} v{manifest.version}"))
     walk.add_row(newest, key)
@@ -141,7 +140,7 @@ def _clones(
 
 
 def _read_by(walk: ImpactWalk, clone: str, record: RecordLocation) -> Iterator[str]:
-    """Yield versions that the clone committed itself, after it was created, and that read the record."""
+    """Yield the versions of a clone, committed after its creation, that read the record."""
     store = walk.program.store
     for head in heads_of(store, clone, stages_of(store, clone)).values() if apps.find_app(store, clone) else ():
         if any(source.topic == record.topic for source in head.inputs.values()):

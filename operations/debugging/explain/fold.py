@@ -1,4 +1,4 @@
-"""Merge of one key's records in memory, for replays of many subsets: no SST is written and no Spark job runs."""
+"""Merge of one key's records in memory, to replay many subsets without SSTs and Spark jobs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class KeyFold:
 
     batches: OpenBatches
     steps: tuple[tuple[ReplayBatch, pa.Table], ...]
-    """Batches of the key's stage, ascending, with the rows that the function made for the key in each batch."""
+    """Batches of the key's stage, ascending, each with the rows that the function returned for the key."""
 
     @classmethod
     def open(cls, batches: OpenBatches, newest: Manifest, key: pa.Table) -> Self | None:
         """Return the fold of a key up to the version `newest`; None if its row depends on more than its records.
 
-        The row depends on more if a function mixes or does not trace records, if an upstream stage has state, if rows
-        expire or fall due, or if the state has tables of parts.
+        The row depends on more if a function mixes records or hides their numbers, if an upstream stage has state, if
+        rows expire or fall due, or if the state has tables of parts.
         """
         opened = sorted(batches.opened.items(), key=lambda item: item[0])
         own = [batch for (stage, _), batch in opened if stage == newest.stage]
@@ -44,7 +44,7 @@ class KeyFold:
         return cls(batches, tuple(steps))
 
     def row(self, chosen: ChosenRecords) -> pa.Table:
-        """Return the key's row after all batches with only the chosen source records: a table of at most one row."""
+        """Return the key's row after all batches, computed from the chosen source records only: at most one row."""
         subset = SubsetReplay(self.batches, chosen)
         row = known_schema(self.steps[0][0].replay.table).empty_table()
         for batch, rows in self.steps:
@@ -55,7 +55,10 @@ class KeyFold:
         return row
 
     def gives(self, expected: pa.Table, chosen: ChosenRecords) -> bool:
-        """Return True if the chosen records give the row `expected`, within the tolerance; or no row if it is empty."""
+        """Return True if the chosen records give the row `expected`, within the tolerance.
+
+        An empty `expected` means no row.
+        """
         row = self.row(chosen).select(expected.column_names)
         if row.num_rows != expected.num_rows or not row.num_rows:
             return bool(row.num_rows == expected.num_rows)

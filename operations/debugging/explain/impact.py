@@ -1,7 +1,8 @@
 """Search for everything that a record reached: rows, later rows of their keys, rows sent downstream and to sinks.
 
-A record reaches a key's row if the function turned the record into a row of the key. It also reaches all later rows of
-the key until the row is removed, even if the state ignores the record, as a maximum ignores smaller values.
+A record reaches a key's row if the function makes a row of the key from the record. The record also reaches all later
+rows of the key until the row is removed. That holds even if the state ignores the record, as a maximum ignores smaller
+values.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ImpactWalk:
         heads: Newest version of each stage.
         max_batches: Maximum number of batches to replay; 0 for no limit.
         on_version: Called before each version is replayed.
-        beyond: What the user can do to replay more than `max_batches`.
+        beyond: Advice for the user on how to replay more than `max_batches`.
     """
 
     program: LoadedProgram
@@ -80,7 +81,7 @@ class ImpactWalk:
                     self._start(head.stage, version, record)
 
     def reached_in(self, stage: str) -> Iterator[tuple[ReplayBatch, RecordNumbers]]:
-        """Yield the batches of a stage that the walk has reached, with the numbers of their records that it reached."""
+        """Yield the batches of a stage that the search has reached, each with the numbers of its reached records."""
         for batch, numbers in self._reached.items():
             if batch.replay.after.stage == stage:
                 yield batch, numbers
@@ -103,7 +104,7 @@ class ImpactWalk:
                     self._reach(again, np.array([number]))
 
     def _rejection(self, batch: ReplayBatch, record: RecordLocation) -> tuple[NotTaken | None, int]:
-        """Return two values: a batch's rejection of a record, if any, and the version that retried the record, or 0."""
+        """Return a batch's rejection of a record, or None, and the version that retried the record; 0 for none."""
         program, after = self.program, batch.replay.after
         table = RejectedTable(program.store, program.cache, after.app, after.stage)
         place = record.topic, record.partition, record.offset, record.row or 0
@@ -115,7 +116,7 @@ class ImpactWalk:
 
     @contextmanager
     def _noting(self, what: str) -> Iterator[None]:
-        """Catch any error, and keep its message as the reason why `what` is not known."""
+        """Catch any error in the block, and record its message as the reason why `what` is unknown."""
         try:
             yield
         except Exception as error:
@@ -169,7 +170,7 @@ class ImpactWalk:
         self.not_taken.append(NotTaken(after.stage, after.version, kind, detail))
 
     def _reach_key(self, first: Manifest, key: pa.Table, sides: list[pa.Table]) -> None:
-        """Follow a key's row from the version `first`, which the record reached, until the row is removed."""
+        """Follow a key's row from the version `first`, which the record reached, up to the row's removal."""
         writes = self._writes(first, key)
         until = next((change.version for change in writes if change.after is None), None)
         place = first.stage, int(hash_keys(key, key.column_names)[0]), until
@@ -196,7 +197,7 @@ class ImpactWalk:
                 self._send(batch.replay.after, name, rows_sent_for(batch.for_output(name), key, sides))
 
     def _writes(self, first: Manifest, key: pa.Table) -> list[RowChange]:
-        """Return the writes of a key from the version `first` on, until its row is removed; oldest first."""
+        """Return the writes of a key from the version `first` up to the removal of its row, oldest first."""
         newest_first = writes_of_key(self.program, self.heads[first.stage], key)
         writes = [*takewhile(lambda change: change.version >= first.version, newest_first)][::-1]
         removed = next((at for at, change in enumerate(writes) if change.after is None), len(writes))
@@ -252,9 +253,9 @@ class ImpactWalk:
 
 
 def rows_of_records(replay: StageReplay, numbers: RecordNumbers) -> pa.Table:
-    """Return the rows that a stage's function makes of some records of a batch.
+    """Return the rows that a stage's function makes from some records of a batch.
 
-    If the function mixes records, these are the rows that disappear when the function runs on all other records.
+    If the function mixes records, returns the rows that are missing when the function runs on all other records.
     """
     every = replay.rows()
     if replay.knows_records:
@@ -265,7 +266,10 @@ def rows_of_records(replay: StageReplay, numbers: RecordNumbers) -> pa.Table:
 
 
 def rows_sent_for(replay: StageReplay, key: pa.Table, sides: list[pa.Table]) -> pa.Table:
-    """Return the rows that a stage emitted for a key; if `sides` has rows of a join, only pairs with one of them."""
+    """Return the rows that a stage emitted for a key.
+
+    If `sides` is not empty, only joined rows with a row of `sides`.
+    """
     emitted = replay.sent_rows(filter_by_keys(replay.rows(), key), hash_range(key))
     if not sides:
         return emitted

@@ -1,4 +1,4 @@
-"""Search for the smallest set of source records that gives a row, by replays of the batches that wrote it."""
+"""Search for the smallest set of source records that gives a row, by replays of the batches that wrote the row."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .fold import KeyFold
 from .walk import RowWalk
 
 _MAX_FOLDED, _MAX_REPLAYED = 20_000, 300
-"""Maximum number of replayed batches in the search for the smallest set: folded in memory, or by Spark.
+"""Maximum number of batches to replay in one search: in memory (`fold`), or by Spark.
 
-The search by size and the search by delta debugging may each use this number. A test of one set replays all batches
-that the walk has reached.
+The search by size and the search by delta debugging each have this limit. A test of one set replays all batches that
+the walk has reached.
 """
 
 

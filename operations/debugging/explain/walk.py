@@ -1,9 +1,9 @@
 """Search for the records that made a row: version by version, and through repartition topics to source records.
 
 The result is the provenance of Cui and Widom ("Lineage tracing for general data warehouse transformations", 2003),
-computed by replays. The function runs again over each batch, which shows the records of each of its rows. If a stage
-with state sends a row of a key, the row was made from all records of the key since the key last had no row. Each replay
-is compared with the committed rows.
+computed by replays. A replay of the function over a batch shows the records of each row. If a stage with state sends a
+row of a key, the row comes from all records of the key since the key last had no row. Each replay is compared with the
+committed rows.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from ..replay.stage_replay import StageReplay, filter_by_keys
 from ..replay.what_if import PartRecord
 
 _MAX_EMITTING_KEYS = 1_000
-"""Maximum number of keys of one batch whose emitted rows equal the rows that are traced."""
+"""Maximum number of keys of one batch that may have emitted the traced rows."""
 
 
 @dataclass
 class WalkedVersion:
-    """Version that the walk has reached, with the numbers of those of its records that the traced rows depend on."""
+    """Version that the walk has reached, with the numbers of its records on which the traced rows depend."""
 
     manifest: Manifest
     key: pa.Table | None
@@ -51,7 +51,7 @@ class WalkedVersion:
     batch: ReplayBatch | None = None
     numbers: RecordNumbers = field(default_factory=lambda: np.empty(0, np.int64))
     mixes: str = ""
-    """Reason why `numbers` may have records that did not go into the rows; empty if all of them did."""
+    """Reason why `numbers` may have unrelated records; empty if all records went into the rows."""
     reasons: dict[str, None] = field(default_factory=dict)
     """Reasons why `numbers` may lack records."""
 
@@ -85,7 +85,7 @@ class WalkedVersion:
 
 @dataclass
 class RowWalk:
-    """Search upstream for the versions that made some rows. `versions` has them in the order of the search.
+    """Search upstream for the versions from which some rows were made. `versions` has them in the order of the search.
 
     Args:
         max_batches: Maximum number of batches to replay; 0 for no limit.
@@ -111,21 +111,21 @@ class RowWalk:
 
     @property
     def lacking(self) -> str:
-        """Reason why `sources` may lack records that went into the rows; empty if `sources` is complete."""
+        """Reason why `sources` may lack records of the rows; empty if `sources` is complete."""
         return next((reason for walked in self.versions.values() for reason in walked.reasons), "")
 
     def add_row(self, newest: Manifest, key: pa.Table) -> None:
-        """Walk to the records that made the row of a key, as the row is at the version `newest`.
+        """Walk to the records from which the row of a key was made. The row is the key's row at the version `newest`.
 
-        If the key has no row, walks to the records of its last row, and of the removal of that row. Raises `NotFound`
-        if garbage collection removes a version meanwhile.
+        If the key has no row, walks to the records of its last row and of that row's removal. Raises `NotFound` if
+        garbage collection removes a version meanwhile.
         """
         self._add_changes(self.changes(newest, key), key)
 
     def _add_changes(self, changes: Iterable[RowChange], key: pa.Table, pairs: pa.Table | None = None) -> None:
-        """Walk to the records behind changes of a key, newest first.
+        """Walk to the records behind the changes of a key, newest first.
 
-        `pairs` are joined rows: if given, walks only to records that are part of one of them.
+        With `pairs`, which are joined rows, walks only to records that are part of a pair.
         """
         for change in changes:
             manifest = history.read(self.program.store, self.program.app.name, change.stage, change.version)
@@ -152,7 +152,7 @@ class RowWalk:
         self._add_changes(chain([newest], changes), key, pairs)
 
     def changes(self, newest: Manifest, key: pa.Table) -> Iterator[RowChange]:
-        """Yield the writes of a key up to `newest`, newest first. The last one added the row."""
+        """Yield the writes of a key up to `newest`, newest first. The last yielded write added the row."""
         for change in writes_of_key(self.program, newest, key):
             yield change
             if change.before is None:
@@ -244,7 +244,7 @@ def _place(manifest: Manifest, key: pa.Table) -> tuple[str, int, int | None]:
 
 
 def writes_of_key(program: LoadedProgram, newest: Manifest, key: pa.Table) -> Iterator[RowChange]:
-    """Yield the writes of a key up to `newest`, newest first, except rewinds and the versions that a rewind undid."""
+    """Yield the writes of a key up to `newest`, newest first, without rewinds and versions that a rewind undid."""
     bases, rewinds = newest.base_versions(of_rows=True), {rewind.version for rewind in newest.rewinds}
     versions = VersionList(program.store, newest.app, newest.stage, newest.version)
     for change in key_changes(versions, KeyReader(program.store, program.cache, key), 0, rewrites=True):
@@ -254,7 +254,7 @@ def writes_of_key(program: LoadedProgram, newest: Manifest, key: pa.Table) -> It
 
 
 def reasons_of_change(manifest: Manifest, change: RowChange) -> Iterator[str]:
-    """Yield the reasons why a change of a row was made without a batch, if the row's records are then unknown."""
+    """Yield the reasons why the records of a changed row are unknown, if no batch made the change."""
     if change.gap:
         yield f"gc has removed the versions before v{change.version}, which may have changed the row"
     if change.inherited == "clone":
@@ -272,7 +272,7 @@ def reasons_of_change(manifest: Manifest, change: RowChange) -> Iterator[str]:
 
 
 def difference_of_key(replay: StageReplay, key: pa.Table) -> str | None:
-    """Return a sentence with the likely reason if a replay gives other rows of keys than were committed, else None."""
+    """Return a sentence with the likely reason if a replay gives other rows of keys than were committed; else None."""
     written = filter_by_keys(replay.written_rows(), key)
     new = replay.merge(filter_by_keys(replay.rows(), key), hash_range(key)).new
     if not len(replay.differing_keys(written, filter_by_keys(new, key))):
@@ -292,7 +292,7 @@ def hash_range(keys: pa.Table) -> tuple[int, int]:
 def emitting_keys(replay: StageReplay, sent: pa.Table) -> pa.Table:
     """Return the keys for which a stage with state sent at least one of the rows `sent`.
 
-    The search is by groups of keys: a group that sends such rows is split further. Raises `TooManyFailing`.
+    The search tests groups of keys. A group that sends such rows is split further. Raises `TooManyFailing`.
     """
     names = arrow_schema(replay.table.key).names
     rows = replay.rows()

@@ -1,6 +1,6 @@
 """Comparison of a table with external rows by key: one join of both sides, in DuckDB.
 
-Both sides are read once. The join gives the keys that exist on one side only or have an unequal value. Only these
+Both sides are read once. The join gives the keys that exist on one side only or have an unequal value. Only these keys
 become Arrow rows, batch by batch, and `snapshot.diff.equality` decides if they differ. DuckDB writes to disk if the
 data exceeds its memory limit.
 """
@@ -59,7 +59,7 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """Numbers of keys that agree and differ, and the differing keys in the order of the key."""
+    """Numbers of equal and of differing keys, and the differing keys in key order."""
 
     table: str
     theirs: str
@@ -72,13 +72,13 @@ class TableComparison:
     columns: tuple[ColumnMatch, ...]
     tolerance: Tolerance
     near: Mapping[str, int]
-    """By column, the number of rows that count as equal only because of the tolerance."""
+    """Number of rows, by column, that count as equal only because of the tolerance."""
     left_out: tuple[str, ...]
     """Value columns of the app's table that were not compared."""
     changes: KeyChanges
-    """Differing keys, at most the requested number. `before` has the external row, `after` the app's row."""
+    """Differing keys, up to the requested number. `before` has the external row, `after` the app's row."""
     times_ms: npt.NDArray[np.int64] | None
-    """For each key in `changes`, the time of the external row, ms since 1970, or `NO_TIME`.
+    """Time of the external row (ms since 1970, or `NO_TIME`) for each key in `changes`.
 
     None if the external rows have no time column.
     """
@@ -262,12 +262,12 @@ class _Sides:
 
 @dataclass
 class _Tally:
-    """Number of the differing keys so far, and the first differing keys."""
+    """Number of differing keys so far, and the first differing keys."""
 
     sides: _Sides
     tolerance: Tolerance
     room: int | None
-    """Number of keys to keep; None for all."""
+    """Number of further keys to keep; None for no limit."""
     kinds: Counter[str] = field(default_factory=Counter)
     near: Counter[str] = field(default_factory=Counter)
     differing: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""Comparison of a table with external rows, with a reason for each differing key; `why_not` examines a single key."""
+"""Comparison of a table with external rows, with a reason for each differing key. `why_not` examines a single key."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from .theirs import Theirs
 DifferenceKind = Literal["differs", "here only", "there only"]
 _KINDS: Mapping[str, DifferenceKind] = {"changed": "differs", "added": "here only", "removed": "there only"}
 _MAX_CHECKED = 20
-"""Maximum number of unreadable ranges of offsets whose fate is looked up for a key without a record."""
+"""Maximum number of unreadable offset ranges that are examined for a key without a record."""
 _MAX_SEARCHED = 20
-"""Maximum number of versions whose records are searched again for other records of a key."""
+"""Maximum number of versions whose records are searched again for more records of a key."""
 _ORDER = {kind: number for number, kind in enumerate(LABELS)}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Table at a cut, and the sources that explanations read."""
+    """Table at a cut, with the sources for explanations."""
 
     store: ObjectStore
     cache: SstCache
@@ -56,7 +56,7 @@ class Place:
     declared: DeclaredFields = NOTHING_DECLARED
     formats: MessageDecoder | None = None
     settle: Callable[[MissingReason, pa.Table], MissingReason] = lambda fate, _key: fate
-    """Return a record's fate for a key as replays tell it; by default, stored objects alone tell it."""
+    """Function that completes a record's fate for a key by replays. By default, fates are not completed."""
 
     @property
     def stage(self) -> str:
@@ -75,7 +75,7 @@ class KeyDifference:
     theirs: Mapping[str, object] | None
     parting: Parting
     reasons: tuple[MissingReason, ...]
-    """Reasons why records of the key, or its row, are missing in the table; empty if nothing is known to be missing."""
+    """Reasons why records of the key, or its row, are missing in the table; empty if none is known to be missing."""
     counted: int
     """Number of readable records of the key that were counted."""
 
@@ -90,7 +90,7 @@ class Reconciliation:
     keys: tuple[KeyDifference, ...]
     """Explained keys, in order of the key."""
     gaps: tuple[str, ...]
-    """Sentences on records that could not be searched."""
+    """Sentences about records that could not be searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Absence:
     row: Mapping[str, object] | None
     """The key's row; None if there is none."""
     reasons: tuple[MissingReason, ...]
-    """Reasons why records are not in the row, followed by the reason why the row is gone."""
+    """Reasons why records are not in the row, followed by the reason why the row does not exist."""
     counted: tuple[MissingReason, ...]
     gaps: tuple[str, ...]
 
@@ -136,8 +136,8 @@ def why_not(
         place: the table.
         key_values: the values of the key columns, in their order.
         record: the record to look for.
-        where: a condition over the columns of an archive for the records to look for; without `record` and `where`,
-            they are found by the table's lineage.
+        where: a condition over the columns of an archive that selects the records. Without `record` and `where`, the
+            table's lineage selects them.
         bounds: limits of the condition, if the user is not trusted.
 
     Raises `NotFound` (no such table, topic or column) and `Usage` (a value or the condition is malformed).
@@ -178,7 +178,7 @@ class _Explanation:
     found: KeyRecords
     was_given: bool
     _fates: dict[int, tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]] = field(default_factory=dict)
-    """Fates of the records of keys that were asked for, by the key's number: see `fates_of`."""
+    """Fates of the records of requested keys, by the key's number; see `fates_of`."""
     _num_searched: int = 0
 
     @classmethod
@@ -195,7 +195,7 @@ class _Explanation:
         return cls(place, keys, RecordFates(place.store, place.cache, heads, finder), found, records is not None)
 
     def fates_of(self, number: int) -> tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]:
-        """Return the fates of a key's records: of those that are not counted, and of those that are, or may be."""
+        """Return two tuples: fates of a key's records that are not counted, and of records that are, or may be."""
         if number not in self._fates:
             key = self.keys.slice(number, 1)
             fates = doubt_counted(self._stored_fates(number), partial(self._count_records, number))
@@ -205,7 +205,7 @@ class _Explanation:
         return self._fates[number]
 
     def _count_records(self, number: int, version: str, listed: int) -> int:
-        """Return how many records of a key a version read, of which `listed` are known; 0 if that is not known."""
+        """Return the number of a key's records that a version read; 0 if unknown. `listed` of them are known."""
         if not self.found.gaps and not self.was_given:
             return listed
         if self._num_searched == _MAX_SEARCHED:
@@ -267,7 +267,7 @@ class _Explanation:
         return MissingReason("absent", f"no record of it is in {where}")
 
     def _not_searched(self) -> MissingReason:
-        """Return `lost`, `skipped` or `forgotten` if that explains all unreadable records of a key, else `unknown`."""
+        """Return `lost`, `skipped` or `forgotten` if it explains all unreadable records of a key, else `unknown`."""
         found, fates = self.found, list[MissingReason]()
         unknown = MissingReason("unknown", f"no record found, but not all were searched: {found.gaps[0]}", proved=False)
         unreadable = [(topic, extent) for topic, extents in found.unreadable.items() for extent in extents]
@@ -286,7 +286,7 @@ class _Explanation:
         return unknown
 
     def _why_gone(self, change: RowChange) -> MissingReason | None:
-        """Return the reason why a version changed or removed a row, if the reason is not a record; else None."""
+        """Return the reason why a version changed or removed a row; None if a record is the reason."""
         version, at = f"{change.stage}@v{change.version}", format_iso(change.time_ms)
         if change.expired:
             return MissingReason("expired", f"the row expired at {at} ({version})")

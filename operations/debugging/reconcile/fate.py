@@ -1,7 +1,8 @@
 """Search for the fate of one record, from its topic through the stages to a table, by manifests and stored rows.
 
-At each stage, either a version read the record, or the manifests show why none did. At the table's stage, that version
-either wrote the record's key or did not. Facts that only a replay of the program could show are reported as not known.
+At each stage, either a version read the record, or the manifests show why no version did. At the table's stage, the
+version that read the record either wrote the record's key or did not. Facts that require a replay of the program are
+reported as unknown.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _Place = tuple[str, int, int]
 
 @dataclass
 class RecordFates:
-    """Fates of records between their topics and the table of a stage."""
+    """Fates of records on their way from topics to the table of a stage."""
 
     store: ObjectStore
     cache: SstCache
@@ -246,7 +247,7 @@ class RecordFates:
         return MissingReason("filtered", why)
 
     def _written_later(self, reached: Reached, read: Manifest, number: int) -> MissingReason | None:
-        """Return `counted`, not proved, if the key was written later and an upstream stage keeps rows; else None."""
+        """Return `counted`, unproved, if the key was written later and an upstream stage keeps rows; else None."""
         if all(version.table is None for _, version in reached.path):
             return None
         row = self.readers[number].read_newest(self.heads[self.stage])
@@ -274,7 +275,7 @@ class RecordFates:
         return self._rejected[stage]
 
     def _rejected_on_way(self, reached: Reached, number: int) -> MissingReason | None:
-        """Return the rejection of a row that was made from the record, at a stage that reads a channel; else None."""
+        """Return the rejection, at a downstream stage, of a row that was made from the record; else None."""
         versions = {**{stage: (version,) for stage, version in reached.path}, self.stage: reached.versions}
         for stage, read in versions.items():
             for row, numbers in self.rejected_with_keys(stage):
@@ -283,7 +284,7 @@ class RecordFates:
         return None
 
     def rejected_with_keys(self, stage: str) -> Sequence[tuple[dict[str, object], set[int]]]:
-        """Return the records that a stage rejected and that wait for a retry, each with the numbers of its keys."""
+        """Return a stage's rejected records that wait for a retry, each with the numbers of its keys."""
         if stage not in self._held:
             has_any = REJECTED in self.heads[stage].side_tables
             self._held[stage] = [*self._find_rejected_with_keys(stage)] if has_any else []
@@ -312,7 +313,7 @@ class RecordFates:
         return None
 
     def _replaced_ssts(self, version: Manifest) -> tuple[Sst, ...]:
-        """Return the SSTs with a version's own rows from which keys were forgotten since."""
+        """Return the SSTs with rows of this version from which keys were forgotten later."""
         index = forgotten.cached_index(self.store, version.app, at_least=None)
         place = (version.stage, version.version)
         if index.number and place not in self._replaced:

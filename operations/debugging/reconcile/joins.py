@@ -1,4 +1,4 @@
-"""Records that waited in a join and met no record of the other side."""
+"""Records that waited in a join without a match."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def explain_unmatched(
     topic: str,
     record: pa.Table,
 ) -> MissingReason | None:
-    """Return the reason `unmatched` if the other side of a join had no row of the record's key while the record waited.
+    """Return the reason `unmatched` if a record found no row of its key on the join's other side while it waited.
 
-    `read` is the version of the join's stage that read the record. `topic` is the record's topic, by the name in the
-    program. Returns None if the record met a row, or if its key at the join is not known.
+    `read` is the version of the join's stage that read the record. `topic` is the program's name of the record's topic.
+    Returns None if the record had a match, or if its key in the join is unknown.
     """
     key, join = join_key(heads[stage], topic, record), join_of(read)
     if key is None or join is None or read.table is None:
@@ -65,9 +65,9 @@ def _waiting(change: RowChange, side: str) -> bool:
 
 
 def join_key(head: Manifest, topic: str, record: pa.Table) -> pa.Table | None:
-    """Return the key that a stage's function makes from a record, as a table of one row, by lineage.
+    """Return the key that a stage's function makes from a record, according to lineage, as a table of one row.
 
-    None if the key's fields are not known, or if the function computes the key instead of copying the fields.
+    None if the key's fields are unknown, or if the function computes the key instead of copying fields.
     """
     if head.table is None:
         return None

@@ -26,13 +26,16 @@ from ...key_search.key_fields import NOTHING_DECLARED, DeclaredFields, KeyFields
 from ...key_search.matching import KeyRows, MessageDecoder, Rule, filter_candidates, match_records, message_rows
 
 MAX_RECORDS = 1_000
-"""Maximum number of records of one key that are followed. If there are more, the newest by offset are followed."""
+"""Maximum number of records per key that are followed.
+
+If there are more, the records with the largest offsets are followed.
+"""
 _MAX_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTopic:
-    """Topic of a user from which records reach a stage, with the offsets that can still be read."""
+    """User's topic from which records reach a stage, with the offsets that can still be read."""
 
     name: str
     source: Input
@@ -66,11 +69,11 @@ class KeyRecords:
     """Records that hold some keys, and the records that could not be searched."""
 
     records: dict[int, list[RecordLocation]] = field(default_factory=dict)
-    """Records by number of the key, in the order of the keys."""
+    """Records by number of the key."""
     unreadable: dict[str, Extents] = field(default_factory=dict)
     """Offsets of the records that neither Kafka nor the archive has, by topic."""
     erased: list[str] = field(default_factory=list)
-    """Topics in whose archive keys were forgotten, and whose records Kafka no longer has."""
+    """Topics with forgotten keys in the archive, whose records Kafka no longer has."""
     other_gaps: list[str] = field(default_factory=list)
     """Sentences on records that could not be searched for other reasons."""
     is_cut_off: bool = False
@@ -78,7 +81,7 @@ class KeyRecords:
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        """Sentences on records that could not be searched; empty if the search covered all records of the stage."""
+        """Sentences about records that could not be searched; empty if the search covered all records of the stage."""
         return (*self.other_gaps, *self._lost_records(), *self._cut_off())
 
     def _lost_records(self) -> Iterator[str]:
@@ -132,7 +135,7 @@ def _open_topic(archives: Archives, name: str, source: Input, topics: KafkaTopic
 def read_records(topic: SourceTopic, topics: KafkaTopics | None, extents: Extents) -> Iterator[pa.Table]:
     """Yield the records at these offsets that the archive or Kafka still has.
 
-    Offsets at which keys were forgotten in the archive are read from Kafka instead, if Kafka still has them.
+    Offsets with forgotten keys are read from Kafka instead of the archive, if Kafka still has them.
     """
     erased = intersect(topic.erased(), topic.in_kafka)
     for extent in extents:
@@ -169,7 +172,7 @@ class KeyFinder:
         return {self.stage: KeyRows(self.keys)}
 
     def find(self, within: Mapping[str, Extents] | None = None) -> KeyRecords:
-        """Search all records that are still readable, or those of `within`, by topic.
+        """Search all readable records, or only the offsets in `within`, by topic.
 
         Raises `Unavailable` and `Corruption`.
         """
@@ -213,7 +216,7 @@ class KeyFinder:
         ]
 
     def holding(self, place: str, values: Sequence[bytes | None], rows: pa.Table) -> dict[int, set[int]]:
-        """Return the numbers of the keys in rejected records of an input, by row index.
+        """Return the numbers of the keys that rejected records of an input hold, by row index.
 
         `place` is the topic or channel. `rows` has the records in the format of an archive; for a channel, `values` has
         the messages.

@@ -1,7 +1,7 @@
-"""Search for the change since which a key's row in the app differs from the external row, for many keys at once.
+"""Search for the *parting* of each key: the change after which the app's row differs from the external row.
 
-A few changes of each key are read at a time, newest first, and compared together, until a version has the external row.
-So the search costs little for keys that differ only since yesterday.
+A few changes of each key are read at a time, newest first, until a version has the external row. So the search costs
+little for keys with a recent parting. Many keys are searched together.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _CHANGES_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Change since which the app's row of a key differs from the external row."""
+    """Change after which the app's row of a key differs from the external row."""
 
     change: RowChange | None
-    """None if the table never had a row of the key, or only ever the external row."""
+    """The change; None if the table never had a row of the key, or never a row other than the external row."""
     had_theirs: bool
-    """True if the version before the change had the external row."""
+    """True if the version before the change had the row of the external source."""
     changes: tuple[RowChange, ...]
-    """Changes that were read, newest first; includes at least all changes since the parting."""
+    """Changes read so far, newest first, including all changes since the parting."""
 
 
 @dataclass
 class _KeyLine:
-    """Changes of one key so far, newest first. `equal` is True for changes that left the external row."""
+    """Changes of one key so far, newest first. `equal` is True for a change whose row equals the external row."""
 
     source: Iterator[RowChange]
     their_row: Mapping[str, object] | None
@@ -131,7 +131,7 @@ def open_histories(
 def _flag_theirs(
     comparison: TableComparison, numbers: npt.NDArray[np.int64], rows: Sequence[Mapping[str, object] | None]
 ) -> list[bool]:
-    """Return, for rows of the differing keys `numbers`, True where the row equals the key's external row."""
+    """Return a flag for each of the differing keys `numbers`: True if the row equals the key's external row."""
     if not rows:
         return []
     theirs = comparison.changes.before.take(pa.array(numbers))

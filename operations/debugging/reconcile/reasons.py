@@ -30,7 +30,7 @@ LABELS: Mapping[ReasonKind, str] = {
     "counted": "counted",
     "unknown": "not known",
 }
-"""Text for each kind. If a key has several reasons, the earlier kind is preferred."""
+"""Text for each kind. If a key has several reasons, the earlier kind in this order is preferred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class MissingReason:
     record: RecordLocation | None = None
     proved: bool = True
     by: str = ""
-    """Version of the table that wrote the row, as `STAGE@vN`, if the record is counted by it."""
+    """Version of the table whose row counts the record, as `STAGE@vN`; empty if the record is not counted."""
 
     def of_record(self, record: RecordLocation) -> MissingReason:
         return replace(self, record=record)
 
     def unless(self, doubt: str) -> MissingReason:
-        """Return the reason as one that is not proved; `doubt` continues its sentence."""
+        """Return an unproved copy of the reason. `doubt` is appended to the sentence."""
         return replace(self, proved=False, sentence=f"{self.sentence}{doubt}")

@@ -1,4 +1,7 @@
-"""Fates of records that stored objects do not prove, by replays: `ImpactWalk` follows a record to the table's stage."""
+"""Replays that determine the fates of records if stored objects prove none.
+
+`ImpactWalk` follows a record to the stage.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _MAX_BATCHES = 100
 
 @dataclass
 class ReplayedFates:
-    """Fates of records on their way to the table of a stage, by replays with the app's program."""
+    """Determines fates of records on their way to a stage's table, by replays with the app's program."""
 
     program: LoadedProgram
     heads: Mapping[str, Manifest]
@@ -33,7 +36,7 @@ class ReplayedFates:
         self._batches = OpenBatches(self.program, _MAX_BATCHES)
 
     def settle(self, fate: MissingReason, key: pa.Table) -> MissingReason:
-        """Return a fate as a replay tells it for a key; the same fate if it is proved, or the replay tells no more."""
+        """Return a fate completed by a replay for a key; the same fate if it is proved or the replay adds nothing."""
         if fate.proved or fate.record is None or fate.kind not in _REPLAYED:
             return fate
         stages = (self.stage, *upstream_stages(self.heads, self.stage))
@@ -49,7 +52,7 @@ class ReplayedFates:
         return replace(settled, record=fate.record)
 
     def _settled(self, walk: ImpactWalk, key: pa.Table) -> MissingReason | None:
-        """Return the reason that a walk from a record gives for a key; None if it gives none."""
+        """Return a record's fate for a key, from a finished walk; None if the walk does not show it."""
         reasons = list[MissingReason]()
         for batch, numbers in walk.reached_in(self.stage):
             replay = batch.replay

@@ -1,4 +1,4 @@
-"""Records of one key that one version read: its row proves that some of them are counted, and not which."""
+"""Several records of one key that one version read. The key's row does not show which of them it counts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _REPLAY = "a replay (--code FILE) can tell"
 
 
 def doubt_counted(fates: Sequence[MissingReason], count: Callable[[str, int], int]) -> Iterator[MissingReason]:
-    """Yield fates of a key's records; one is not proved to be counted if its version read others of the key.
+    """Yield fates of a key's records. `counted` becomes unproved if the version read several records of the key.
 
-    `count` returns how many records of the key a version read, of which so many are in `fates`; 0 if it is not known.
+    `count` takes a version and its number of records in `fates`. It returns the number of the key's records that the
+    version read; 0 if unknown.
     """
     counts = Counter(fate.by for fate in fates if fate.by)
     numbers = {by: count(by, listed) for by, listed in counts.items()}
@@ -34,7 +35,7 @@ def doubt_counted(fates: Sequence[MissingReason], count: Callable[[str, int], in
 
 
 def count_records(store: ObjectStore, app: str, finder: KeyFinder, number: int, version: str) -> int:
-    """Return how many records of the key with this number a version (`STAGE@vN`) read; 0 if it is not known."""
+    """Return the number of records of a key that the version `STAGE@vN` read; 0 if unknown."""
     stage, _, text = version.partition("@v")
     after = history.find(store, app, stage, int(text))
     before = history.previous_version(store, after) if after is not None else None

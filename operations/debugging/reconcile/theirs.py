@@ -27,7 +27,7 @@ _BATCH_ROWS = 1 << 17
 
 
 def names_table(text: str) -> bool:
-    """Return True if a text names a table of an app: `APP/TABLE` or `APP/TABLE@MOMENT`, and no existing file."""
+    """Return True if a text names a table of an app (`APP/TABLE` or `APP/TABLE@MOMENT`) and is not an existing file."""
     return bool(_TABLE.fullmatch(text)) and not Path(text).exists()
 
 
@@ -47,7 +47,7 @@ class AppTable:
     cut: Cut
     table: str
     ref: str
-    """The ref, as the user wrote it."""
+    """The ref as the user typed it."""
 
     def __str__(self) -> str:
         return self.ref
@@ -60,8 +60,8 @@ Theirs: TypeAlias = pa.Table | RowSource | AppTable
 def open_theirs(theirs: Theirs) -> Iterator[pa.RecordBatchReader]:
     """Open the external rows as a reader of batches. The reader can be consumed once.
 
-    A query runs in a DuckDB that cannot write, and that installs no extension. Raises `NotFound` (no such table),
-    `Usage` (the query does more than read) and `Refused` (the source cannot be read).
+    A query runs in a DuckDB that can neither write nor install extensions. Raises `NotFound` (no such table), `Usage`
+    (the query does more than read) and `Refused` (the source cannot be read).
     """
     if isinstance(theirs, pa.Table):
         yield theirs.to_reader(_BATCH_ROWS)

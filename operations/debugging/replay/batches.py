@@ -1,8 +1,8 @@
 """Replays of a bad batch, and of the upstream batches that sent rows to it, with a subset of their records.
 
 The records that a batch received are divided into parts. Each part is from a user's topic, or from one version of an
-upstream stage, whose batch can also be replayed. A `SubsetReplay` states which records are present. Downstream batches
-receive the rows that the upstream replays send. Each batch keeps the clock and the watermark of its manifest.
+upstream stage, whose batch can also be replayed. A `SubsetReplay` determines which records are present. Downstream
+batches receive the rows that the upstream replays send. Each batch keeps the clock and the watermark of its manifest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .stage_replay import StageReplay, run_together
 LinePosition = tuple[int, int, int]
 """Sort key of a commit in the order of all commits of an app (the app's line)."""
 _TOGETHER = 50_000
-"""Number of records of several batches up to which a function runs over all at once."""
+"""Maximum number of records of several batches over which a function runs together."""
 _KEY = ["topic", "partition", "offset", "row"]
 
 
@@ -56,7 +56,7 @@ class InputPart:
     trace: tuple[RecordNumbers, RecordNumbers] | None = None
     """Two arrays: record numbers in this batch, and the number of each record's source in the sender's batch.
 
-    None if a record was made from several records, or if the numbers are not known.
+    None if a record was made from several records, or if the numbers are unknown.
     """
 
     @cached_property
@@ -251,8 +251,8 @@ class OpenBatches:
     def cluster_parts(self, parts: Sequence[InputPart]) -> list[list[InputPart]]:
         """Group parts into clusters, sorted by the commits that read the parts' source records.
 
-        Source records are records of users' topics. Two parts belong to the same cluster if their source records were
-        read by the same commits, or by commits that interleave.
+        Source records are records of users' topics. Two parts are in the same cluster if the same commits, or
+        interleaved commits, read their source records.
         """
         if len(parts) == 1:
             return [list(parts)]
@@ -328,9 +328,9 @@ def explain_difference(program: LoadedProgram, after: Manifest) -> str:
 class SubsetReplay:
     """Replays of batches with only a subset of the records.
 
-    `chosen` has the numbers of the present records, by part. `extra_rows` has additional rows, by part. A part that is
-    not in `chosen` has the records that its sender sends in the replay; if its sender is not replayed, it has no
-    records. `only` limits the records of the batch `root`.
+    `chosen` has the numbers of the present records, by part. `extra_rows` has additional rows, by part. A part outside
+    of `chosen` has the records that its sender sends in the replay, or no records if the sender is not replayed. `only`
+    limits the records of the batch `root`.
     """
 
     def __init__(

@@ -62,9 +62,9 @@ def capture_bundle(
 ) -> Bundle:
     """Return the bundle of a replayed batch.
 
-    `comparison` is the result of `compare`, called with `sent` and `only`. If `only` is given, it is a table of keys:
-    the bundle then has only these keys, without records that are known not to affect them. Raises `Refused` if the
-    program has no file, and the errors of look-ups in the state.
+    `comparison` is the result of `compare`, called with `sent` and `only`. With `only`, a table of keys, the bundle has
+    only these keys, without records that are known to have no effect on them. Raises `Refused` if the program has no
+    file, and the errors of look-ups in the state.
     """
     file, table, after = replay.program.app.file, replay.before.table, replay.after
     if file is None:
@@ -116,7 +116,7 @@ def capture_bundle(
 def open_bundle(
     bundle: Bundle, code: Path | None = None
 ) -> Iterator[tuple[BundledReplay, dict[str, SentRows], pa.Table | None]]:
-    """Open the replay of a bundle. Yields three values: the replay, the rows sent, the keys to compare (None for all).
+    """Open the replay of a bundle. Yields the replay, the sent rows, and the keys to compare (None for all).
 
     `code` is the program to replay; None for the program in the bundle. Starts Spark unless a session runs already.
     Raises `Refused` if the program cannot replay the bundle, and the errors of `load_app`.

@@ -42,7 +42,7 @@ class SentRows:
 
 @dataclass(frozen=True, slots=True)
 class RowDifferences:
-    """Rows of one output that the first or the second of two runs sends more often."""
+    """Rows of one output whose number of occurrences differs between two runs."""
 
     missing: pa.Table
     """Rows that the first run sends more often."""
@@ -95,7 +95,7 @@ class Comparison:
     Contains visible rows only. None for a stage without a table.
     """
     hidden: int
-    """Number of keys whose visible rows are equal, although internal columns differ or only one side wrote the key."""
+    """Number of keys with equal visible rows whose internal columns differ, or that only one side wrote."""
     channels: tuple[ChannelComparison, ...]
     """Comparison of each channel; empty if the comparison is limited to some keys."""
     parts: tuple[ChannelComparison, ...] = ()
@@ -117,9 +117,9 @@ class Comparison:
 def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | None = None) -> Comparison:
     """Replay a batch and compare the result. Runs one Spark job; for a stage without state, one job per output.
 
-    `sent` is the result of `read_sent_rows`. If `only` is given, it is a table of keys: only rows of these keys are
-    merged and compared, and channels are not compared. Raises `Refused` if the user's code fails, and the errors of
-    reading records and state.
+    `sent` is the result of `read_sent_rows`. With `only`, a table of keys, only rows of these keys are merged and
+    compared, and channels are not compared. Raises `Refused` if the user's code fails, and the errors of reading
+    records and state.
     """
     after = replay.after
     read = tuple((records.topic, records.rows.num_rows) for records in replay.records.values())
@@ -200,9 +200,9 @@ def _compare_parts(
 
 
 def keys_with_other_parts(replay: StageReplay, keys: pa.Table) -> pa.Table:
-    """Return those of `keys` whose lists or maps have different elements after the replay than in the version.
+    """Return the `keys` whose lists or maps have different elements in the replay and in the version.
 
-    Lists are compared by the order of their elements, which user code sees, and not by the elements' positions.
+    Lists are compared by the order of their elements, not by stored positions, because user code sees only the order.
     """
     merged = replay.manifest(replay.merge(replay.rows()))
     different = np.zeros(keys.num_rows, np.bool_)

@@ -33,7 +33,7 @@ _MAX_NEEDS_REPLAYS = 20
 _MAX_SCANNED_ITEMS = 8
 """Number of items up to which every prefix is tried instead of a binary search.
 
-Unlike a binary search, this finds the first bad item even if a longer prefix is good again.
+Unlike a binary search, this finds the first bad item even if a longer prefix is good.
 """
 _LANES = 16
 """Maximum number of partitions for which other orders of records with equal times are tried."""
@@ -41,7 +41,7 @@ _LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class RecordQueue:
-    """Records of several inputs and partitions, in the order in which the app read them.
+    """Records from several inputs and partitions, in the order in which the app read them.
 
     Each array has one element per record.
     """
@@ -52,7 +52,7 @@ class RecordQueue:
     order: RecordOrder | None
     """Order of the records, with their sort times.
 
-    None if several batches read the records, or if a record is from a repartition topic.
+    None if several batches read the records, or if a record comes from a repartition topic.
     """
 
     @classmethod
@@ -108,7 +108,7 @@ class FirstRecord:
     proved: bool
     """True if replays show that the moment is bad with this record and good without this record.
 
-    Both replays include all earlier records.
+    Both replays include all earlier records of the app.
     """
     alone: bool = True
     needs: list[PartRecord] | None = None

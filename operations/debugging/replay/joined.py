@@ -1,9 +1,9 @@
-"""Search for the record that supplied the bad values of a joined row.
+"""Search for the record whose values made a joined row bad.
 
-The first bad record (`first.py`) triggered the join, but the bad values may come from the record that it was joined
-with. To find the bad columns, each column is set to null in turn, and the row is replayed through the downstream
-stages. A column is at fault if the moment is then good and the row still has the same keys downstream. The faulty
-record is the record that supplied this column to the join.
+The first bad record (`first.py`) triggered the join, but the bad values may come from the other record of the join. To
+find the bad columns, each column is set to null in turn, and the row is replayed through the downstream stages. A
+column is at fault if the moment is then good and the row still has the same keys downstream. The faulty record is the
+record that supplied this column to the join.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ class JoinPartner:
 
 
 def find_join_partner(search: RecordSearch, record: FirstRecord, path: Sequence[PartRecord]) -> JoinPartner | None:
-    """Return the record that supplied the bad values of a joined row, if it is not the first bad record.
+    """Return the record that supplied the bad values of a joined row; None if the first bad record did, or if unknown.
 
-    Returns None if the first bad record supplied the values, or if their origin is not known. `path` has the records
-    from the bad batch upstream to the first bad record, `record`.
+    `path` has the records from the bad batch upstream to the first bad record, `record`.
     """
     for at, (part, number) in enumerate(path[:-1]):
         batch = part.sender

@@ -1,4 +1,4 @@
-"""Merges of a batch's rows into rows in memory, as if the table had these rows: no SST is read or written."""
+"""Merges of a batch's rows into rows in memory, which stand in for the table: no SST is read or written."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .stage_replay import StageReplay
 
 @dataclass(frozen=True, slots=True)
 class KnownRows(TableLookUps):
-    """Look-ups in a table of which only some keys are asked for: their rows, as far as they have rows."""
+    """Look-ups that answer from rows in memory. A key without a row in memory is absent."""
 
     rows: pa.Table = field(kw_only=True)
-    """Rows with the columns of `known_schema`, sorted by `_hash`; no two of the same hash."""
+    """Rows with the columns of `known_schema`, sorted by `_hash`, each with a different hash."""
 
     @classmethod
     def of(cls, replay: StageReplay, rows: pa.Table) -> KnownRows:
@@ -48,9 +48,9 @@ def known_schema(table: Table) -> pa.Schema:
 
 
 def merge_known(replay: StageReplay, rows: pa.Table, known: pa.Table) -> tuple[StepResult, pa.Table]:
-    """Merge a function's rows, of which none is late, into rows in memory. Returns the result and the rows after it.
+    """Merge a function's rows into rows in memory. Returns the result of the merge, and the rows in memory afterwards.
 
-    Rows that fall due are left out.
+    The function's rows must not be late. Rows that fall due are left out.
     """
     result = replay.step.apply(rows, KnownRows.of(replay, known), None)
     new = result.new

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 MODULES = ("datetime", "decimal", "math")
-"""Modules that a test with such expressions may have to import."""
+"""Modules that a generated test imports for these expressions."""
 
 
 def with_canonical_nan(value: Any) -> Any:

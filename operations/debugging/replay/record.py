@@ -52,7 +52,7 @@ from .what_if import PartRecord, group_by_part
 _MAX_ALONE = 1_000
 """Maximum number of bad records that are found by trying groups of records."""
 _MAX_GROUPS = 60
-"""Maximum number of groups of records to try; a fifth of it if each try needs a Spark job or runs a user's program."""
+"""Maximum number of groups of records to try; a fifth if each try needs a Spark job or runs a user's program."""
 
 
 def find_record(
@@ -60,8 +60,8 @@ def find_record(
 ) -> RecordPath:
     """Return the record that caused the bad commit found by a bisect, as far as replays prove it.
 
-    `predicate` is the predicate of the bisect. `on_hop` receives each hop of the path upstream, once the whole path is
-    known. An error in a replay ends the path; the result then has the error's message as `reason`.
+    `predicate` is the predicate of the bisect. When the whole path is known, `on_hop` receives each hop of the path. An
+    error in a replay ends the path; the result then has the error's message as `reason`.
     """
     return find_record_of_commit(
         program, predicate, verdict.bad, verdict.stage, verdict.keys, verdict.lineage.direct, on_hop
@@ -396,7 +396,7 @@ def find_record_of_key(program: LoadedProgram, stage: str, version: int, key: pa
 
 @dataclass(frozen=True, slots=True)
 class IsAsCommitted(AnyTablePredicate):
-    """Predicate that selects a key if its row equals the committed row, or if both rows are missing."""
+    """Predicate that selects a key if its row equals the committed row, or if both have no row."""
 
     stage: str
     key: pa.Table

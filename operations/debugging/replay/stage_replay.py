@@ -102,9 +102,9 @@ class StageReplay:
         return self._copy_with(output=name) if self.shape.bound is not None else self._copy_with(output=name, _all=None)
 
     def with_previous(self, version: Manifest) -> StageReplay:
-        """Return a copy that replays the batch on another previous version.
+        """Return a copy that replays the batch on top of another version.
 
-        `version` must have the columns of the original previous version.
+        `version` must have the same columns as the original previous version.
         """
         return self._copy_with(before=version)
 
@@ -177,7 +177,7 @@ class StageReplay:
 
     @property
     def knows_records(self) -> bool:
-        """True if it is known from which record the function made each of its rows."""
+        """True if the record behind each row of the function is known."""
         return self._all[1]
 
     def record_of(self, rows: pa.Table) -> RecordNumbers:
@@ -278,7 +278,7 @@ class StageReplay:
         return side.read_written(self.after.row_seq)
 
     def differing_keys(self, written: pa.Table, new: pa.Table) -> RecordNumbers:
-        """Return the `_hash` of each key whose two rows differ, or that has a row on one side only; ascending.
+        """Return the `_hash` of each key whose two rows differ, or that has a row on one side only, ascending.
 
         Rows are compared by `snapshot.diff.equality`, since a replay may sum floats in a different order.
         """
@@ -290,7 +290,7 @@ class StageReplay:
         return np.unique(hash_keys(different.cast(key), key.names))
 
     def sent_rows(self, rows: pa.Table, hashes: tuple[int, int] = EVERY_HASH) -> pa.Table:
-        """Return the rows that the stage sends for the function's rows. `hashes` has the meaning as in `merge`."""
+        """Return the rows that the stage sends for the function's rows. `hashes` means the same as in `merge`."""
         if self.shape.bound is None:
             return rows
         if self.is_late_output:
@@ -314,7 +314,7 @@ class StageReplay:
         return self.stage.late_output is not None and self.output == self.stage.late_output.name
 
     def records_of_keys(self, keys: pa.Table) -> RecordNumbers:
-        """Return the numbers of the records from which the function made rows of these keys that were not late.
+        """Return the numbers of the records from which the function made rows of these keys, without late rows.
 
         Requires `knows_records`.
         """
@@ -335,9 +335,9 @@ class StageReplay:
 
 
 def run_together(replays: Sequence[StageReplay]) -> None:
-    """Run a stage's function once over the records of several batches, in place of once for each batch.
+    """Run a stage's function once over the records of several batches, instead of once per batch.
 
-    Does nothing if the function mixes records: each batch is then replayed by itself.
+    Does nothing if the function mixes records; each batch must then be replayed separately.
     """
     starts = np.cumsum([0, *(replay.count for replay in replays)])
     inputs = {name: pa.concat_tables([replay.records[name].rows for replay in replays]) for name in replays[0].records}

@@ -1,7 +1,7 @@
 """Evaluation of one bad batch with other records, with no records, or with another program.
 
-The predicate is evaluated at a hypothetical moment: the moment that ends with the bad commit, but with the stage's
-tables as they are after the replayed batch. Tables of the other stages are unchanged.
+The predicate is evaluated at a hypothetical moment. It is the moment that ends with the bad commit, except that the
+stage's tables are the result of the replayed batch.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class BadBatch:
         return self.is_bad_at(self.cut_with_records(chosen, only))
 
     def find_effects_without_records(self) -> RecordlessBatch | None:
-        """Return the rows that expire or fall due in the batch without any record, if they make the moment bad.
+        """Return the rows that expire or fall due in the batch without any record, if these rows make the moment bad.
 
         None if the moment is good without the records.
         """
@@ -143,7 +143,7 @@ class BadBatch:
 
     @property
     def table(self) -> str:
-        """Table that the predicate reads: a side table if the predicate names no other, else the stage's own table."""
+        """Table that the predicate reads: a side table if the predicate names only that table, else the stage's own."""
         after = self.root.replay.after
         return next(filter(self.predicate.names_table, (after.stage, *tables_of(after))), after.stage)
 
@@ -166,7 +166,7 @@ class BadBatch:
         return np.unique(np.concatenate([replay.record_of(function_rows), *numbers_parts]))
 
     def candidates_of(self, part: InputPart) -> RecordNumbers:
-        """Return the numbers of a part's records that may have caused the change; all if not known."""
+        """Return the numbers of a part's records that may have caused the change; all records if unknown."""
         some = self.records_leading_to(part, self.relevant_records)
         return part.numbers if some is None else some
 
@@ -211,7 +211,7 @@ def group_by_part(items: Iterable[PartRecord]) -> dict[InputPart, RecordNumbers]
 
 
 def has_due_rows(batch: ReplayBatch) -> bool:
-    """Return True if rows fell due in a batch, so that the batch may have sent rows that no record caused."""
+    """Return True if rows fell due in a batch: the batch may then have sent rows without a record."""
     replay = batch.replay
     return replay.shape.bound is not None and replay.due is not None and replay.due.pending
 
@@ -274,8 +274,8 @@ def find_bad_alone_in_side_table(batch: ReplayBatch, predicate: Predicate) -> Re
 def bad_alone(replay: StageReplay, predicate: Predicate) -> RecordNumbers | None:
     """Return the numbers of records that make the predicate true without any other record, ascending.
 
-    None if not known. Known only if each of the function's rows comes from one record, and the predicate is SQL over
-    single rows of the stage's table.
+    Returns None if unknown. The numbers are known if each row of the function comes from one record, and the predicate
+    is SQL over single rows of the stage's table.
     """
     if not replay.knows_records or not predicate.sql or replay.before.table is None:
         return None

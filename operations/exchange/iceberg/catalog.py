@@ -1,8 +1,8 @@
 """Entries of exported tables in an Iceberg catalog. An entry names the newest metadata that an export has written.
 
-REST catalogs replace an entry atomically (`overwrite` of the request that registers a table), and Glue if nobody has
-changed the entry since it was read. In other catalogs, and REST catalogs that ignore `overwrite`, the entry is dropped
-and created again, so for a moment there is none. Only the entry is dropped: no file is deleted.
+REST catalogs replace an entry atomically (`overwrite` of the request that registers a table). Glue replaces an entry if
+it has not changed since it was read. In other catalogs, and in REST catalogs that ignore `overwrite`, the entry is
+dropped and created again, so it is missing for a moment. Only the entry is dropped: no file is deleted.
 """
 
 import re
@@ -33,11 +33,11 @@ from .table import metadata_number
 
 _NAME = re.compile(r"[^.\s]+(\.[^.\s]+)*")
 _SECRET = re.compile("credential|token|secret|password|key", re.IGNORECASE)
-"""Names of a catalog's settings whose values are never shown."""
+"""Pattern of names of catalog settings whose values are never shown."""
 _TRIES = 5
 """Maximum number of attempts to change an entry while other exports change it."""
 _TIMEOUT_S = 60.0
-"""Time in seconds after which a REST catalog that is silent does not answer."""
+"""Seconds without an answer after which a request to a REST catalog fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class CatalogNamespace:
             return cls(load_catalog(catalog), namespace)
 
     def register(self, app: str, table: str, location: str, metadata: TableMetadata) -> str:
-        """Make the entry of an app's table name the metadata at `location`, unless it names newer metadata.
+        """Make the entry of an app's table name the metadata at `location`, unless the entry names newer metadata.
 
         Creates the namespace and the entry if they are missing. The default namespace is the app's name. Returns the
-        entry's full name. Raises `Refused` if the entry is another table's, or its change fails, and `Unavailable` if
-        the catalog does not answer: repeating the call completes it.
+        entry's full name. Raises `Refused` if the entry belongs to another table or its change fails, and `Unavailable`
+        if the catalog does not answer. A repeated call completes the change.
         """
         catalog, namespace = self.catalog, self.namespace or app
         identifier = f"{namespace}.{table}"
@@ -158,7 +158,7 @@ class _Session(requests.Session):
 
 
 def _limit_waits() -> None:
-    """Give requests to REST catalogs and to their servers of tokens a timeout. pyiceberg's have none."""
+    """Give requests to REST catalogs and token servers a timeout, which pyiceberg lacks."""
     from pyiceberg.catalog import rest
     from pyiceberg.catalog.rest import auth
 
@@ -188,9 +188,9 @@ def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def _translated_errors(catalog: str, properties: Mapping[str, Any]) -> Iterator[None]:
-    """Raise errors of a catalog as slackwater's errors. Catalogs raise whatever their client libraries raise.
+    """Raise errors of a catalog as slackwater's errors. Catalogs raise the errors of their client libraries.
 
-    The errors have no causes, which may show the catalog's passwords.
+    The errors have no causes, because causes may show the catalog's passwords.
     """
     try:
         yield

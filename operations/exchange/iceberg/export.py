@@ -1,8 +1,8 @@
 """Export of a cut's tables as Iceberg tables: one plan per table, a pin of the cut, one commit per table.
 
 The order makes the export resumable: the cut is pinned before metadata names its SSTs, and a pin is removed when no
-table names it any more. A table's metadata names the pin of each Iceberg snapshot. An unchanged table gets no new
-Iceberg snapshot. Once the pin of its newest snapshot is old, a newer pin replaces it, so that old versions can be
+table names the pin any more. A table's metadata names the pin of each Iceberg snapshot. An unchanged table gets no new
+Iceberg snapshot. An old pin of a table's newest snapshot is replaced by a newer pin, so that old versions can be
 collected.
 """
 
@@ -109,8 +109,8 @@ class IcebergExport:
 
         SSTs are neither moved nor copied, except that SSTs are copied if Iceberg cannot read their columns. Raises
         `NotFound` (no such table, or the cut was garbage collected meanwhile), `Refused` (Iceberg cannot express a
-        table, its folder belongs to another app, or the catalog's entry to another table) and `Unavailable`: repeating
-        the call completes the export.
+        table, its folder belongs to another app, or the catalog's entry belongs to another table) and `Unavailable`. A
+        repeated call completes the export.
         """
         named = require_tables(self.store, cut, only)
         names = [name for name in named.tables if not only or name in only]
@@ -141,7 +141,10 @@ class IcebergExport:
         return tuple(written for _, _, written in done)
 
     def _register(self, app: str, table: IcebergTable, head: Head, written: WrittenTable) -> tuple[Head, WrittenTable]:
-        """Register a table. Returns the newest metadata: another export may have registered it meanwhile."""
+        """Register a table.
+
+        Returns the newest metadata, because another export may have registered the table meanwhile.
+        """
         if self.catalog is None:
             return head, written
         while True:
@@ -280,7 +283,7 @@ class IcebergExport:
 
 
 class _Pins:
-    """Snapshots in the app that keep the SSTs of exported tables, for the export of one cut."""
+    """Snapshots in the app that pin the SSTs of exported tables, for the export of one cut."""
 
     def __init__(self, export: IcebergExport, cut: Cut, now_ms: int) -> None:
         self.now_ms = now_ms

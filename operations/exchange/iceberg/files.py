@@ -153,7 +153,7 @@ class _MemoryWriter(BytesIO):
 
 
 class _DeleteManifestWriter(ManifestWriterV2):
-    """Writer of manifests of delete files, which pyiceberg lacks."""
+    """Writer of manifests of delete files. pyiceberg has none."""
 
     def content(self) -> ManifestContent:
         return ManifestContent.DELETES

@@ -1,8 +1,8 @@
 """Position deletes of an Iceberg export: the positions of rows in SSTs that a version hides, and their files.
 
 A delete file lists hidden rows of any number of data files. Readers apply all delete files together, so an export
-writes only new positions. To limit the number of files, a new file takes over the contents of existing files that are
-not larger than the new file. As in an LSM tree, each position is rewritten O(log n) times.
+writes only new positions. To limit the number of files, a new file includes the contents of existing files up to its
+own size. As in an LSM tree, each position is rewritten O(log n) times.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ _NO_POSITIONS = np.empty(0, np.int64)
 
 
 def hidden_positions(store: ObjectStore, cache: SstCache, manifest: Manifest, clock_ms: int) -> dict[Sst, Positions]:
-    """Return the positions of hidden rows, by SST. SSTs of which all rows are hidden at `clock_ms` are left out.
+    """Return the positions of hidden rows, by SST. SSTs without visible rows at `clock_ms` are left out.
 
     A row is hidden if it is shadowed by a newer SST, is a tombstone, or has expired.
     """

@@ -69,7 +69,7 @@ class Head:
         return {int(name.removeprefix(PIN_PREFIX)): pin for name, pin in named if name.startswith(PIN_PREFIX)}
 
     def replaced_before(self, time_ms: int) -> tuple[int, ...]:
-        """Return the ids of the snapshots that had been replaced by newer ones at `time_ms`."""
+        """Return the ids of the snapshots that newer snapshots had replaced by `time_ms`."""
         pairs = pairwise(self.metadata.snapshots)
         return tuple(snapshot.snapshot_id for snapshot, successor in pairs if successor.timestamp_ms <= time_ms)
 
@@ -296,8 +296,8 @@ class IcebergTable:
     def update_version_hint(self, head: Head) -> None:
         """Update the hint that names the newest metadata, if the hint is outdated.
 
-        Makes a read, and a put if the hint is outdated. That happens if a process dies between a commit and its update
-        of the hint. Readers of an outdated hint see an older, complete table.
+        Makes a read, and a put if the hint is outdated. A hint is outdated if a process dies between a commit and the
+        update of the hint. Readers of an outdated hint see an older, complete table.
         """
         number = str(head.number).encode()
         try:
@@ -346,7 +346,7 @@ class IcebergTable:
 
 
 def metadata_number(location: str, metadata_location: str) -> int:
-    """Return the number in the address of metadata of the table at `location`; 0 for metadata of other writers."""
+    """Return the number in a metadata address of the table at `location`; 0 for metadata of other writers."""
     match = _METADATA.fullmatch(metadata_location.removeprefix(f"{location}/metadata/"))
     return int(match[1]) if match else 0
 

@@ -164,7 +164,7 @@ def _with_history(
 
 
 def batches_to_adopt(checkpoint: ReadableCheckpoint, last: int | None) -> range:
-    """Return the batches that become versions, up to `last`, by default the newest committed batch.
+    """Return the batches that become versions, up to `last`; by default up to the newest committed batch.
 
     Raises `Refused` if the state at the last batch cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Reader of a query's batches from two sources: early batches from an attached app, later batches from the checkpoint.
+"""Reader of a query's batches from two sources: early batches from an attached app, later ones from the checkpoint.
 
 An attached app has a version for each batch that it followed. Versions before its last gap are not used.
 """
@@ -25,7 +25,7 @@ from ...attach.rows import declare_tables, tables_by_side
 
 @dataclass(slots=True)
 class AttachedHistory:
-    """History of a query: early batches are versions of an attached stage, later ones are in the checkpoint.
+    """History of a query. Early batches are versions of an attached stage; later batches are in the checkpoint.
 
     Raises `Refused` if the stage is attached to another query, or has tables with other columns.
     """
@@ -67,7 +67,7 @@ class AttachedHistory:
         return range(first, max([*self._versions, *in_checkpoint[-1:]], default=-1) + 1)
 
     def readable_batches(self, up_to: int | None = None, /) -> range:
-        """Return the batches that app or checkpoint have, up to `up_to`, by default the newest.
+        """Return the batches that the app or the checkpoint has, up to `up_to`; by default up to the newest.
 
         If batches are missing between the app's last batch and the checkpoint's first batch, only the checkpoint's
         batches are returned.

@@ -1,7 +1,7 @@
 """Mapping of several query rows to one row of a table: sessions, waiting rows of joins, state variables.
 
-A batch changes single rows of the query, but the table needs the complete row of a key. So the query's rows are kept in
-DuckDB, on disk if they exceed the memory limit, and for each batch the rows of changed keys are recomputed.
+A batch changes single rows of the query, but the table needs the complete row of a key. So DuckDB holds the query's
+rows, on disk if they exceed the memory limit. For each batch, the rows of changed keys are computed again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

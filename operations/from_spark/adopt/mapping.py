@@ -52,7 +52,7 @@ class RowMapping:
         return (self.rows(pa.Table.from_batches([batch])) for batch in rows)
 
     def load_state(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
-        """Do nothing: a changed row is mapped without the other rows."""
+        """Do nothing, because a changed row is mapped without other rows."""
 
     def map_changes(self, states: Sequence[pa.Table]) -> pa.Table:
         (state,) = states

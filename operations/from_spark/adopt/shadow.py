@@ -1,8 +1,8 @@
-"""Comparison of a stage with the live Spark query that the stage is to replace, batch by batch.
+"""Comparison of a stage with the live Spark query that it is to replace, batch by batch.
 
 The query's batches become versions in a temporary local store, as in an adoption. The program replays each batch on the
-previous version, with the same offsets, and the rows are compared. So a reported difference was caused by that batch,
-and not by an earlier batch.
+previous version, with the same offsets, and the rows are compared. So an earlier batch never causes a reported
+difference.
 """
 
 import tempfile

@@ -176,7 +176,7 @@ def is_parsable(table: StateTable) -> bool:
 
 
 def is_list_state(table: StateTable) -> bool:
-    """Return True if a table is list state, whose changelogs contain only the appended elements."""
+    """Return True if a table is list state. Its changelogs contain only appended elements."""
     return _LIST in table.spark_types
 
 

@@ -151,8 +151,8 @@ class Checkpoint:
 
         A table has one row for each changed key, and the column `DELETED`. Changelogs of state variables are parsed
         without Spark where possible; Spark reads all other changes. Changelogs of lists contain only the appended
-        elements, so they are parsed only if the caller accepts such rows by `appended`. If the checkpoint has only
-        whole states, two of them are compared. Raises `Gone` if files were removed.
+        elements, so they are parsed only with `appended`. If the checkpoint has only whole states, two whole states are
+        compared. Raises `Gone` if files were removed.
         """
         assert isinstance(table, StateTable)  # noqa: S101  it is from `tables`
         is_parsed_here = is_parsable(table) and (appended or not is_list_state(table))

@@ -1,7 +1,7 @@
 """Reader of a checkpoint's files: parses logs, finds complete batches, and copies the files that a batch needs.
 
 A query may remove old files of its checkpoint at any time. So files are copied to a folder first, and Spark reads the
-copies. Spark fails if a copy is missing, so a read returns the complete state or raises.
+copies. Spark fails if a copy is missing, so a read returns the complete state or raises an error.
 """
 
 import json
@@ -103,8 +103,8 @@ class CheckpointFiles:
     def committed_batches(self) -> range:
         """Return the committed batches up to the newest. Batches before the last gap are left out.
 
-        Raises `NotFound` if there is none, and `Refused` if the query was rolled back since the previous call, which
-        makes earlier results outdated.
+        Raises `NotFound` without a committed batch. Raises `Refused` if the query was rolled back since the previous
+        call, because earlier results are then outdated.
         """
         previous, self._commits = self._commits, self.commit_times()
         if not self._commits:

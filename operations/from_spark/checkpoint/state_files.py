@@ -73,7 +73,7 @@ def damaged_file_error(key: str, why: str) -> Corruption:
 def find_needed_files(
     version: int, files: Iterable[StateFile], ids: Mapping[int, str]
 ) -> tuple[Sequence[StateFile], int]:
-    """Return two values: the files from which a version of a store is read, and 0 if they are complete.
+    """Return the files from which a version of a store is read, and 0 if they are complete.
 
     If the files of an earlier version are missing, the list is incomplete, and the second value is that version's
     number. `ids` has, by version, the id in the names of valid files, if known. For versions without a known id, the

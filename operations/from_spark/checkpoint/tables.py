@@ -49,7 +49,7 @@ _TIMES = {
     ("map-groups", ("value", "timeoutTimestamp")): (DUE_AT, F.timestamp_millis),
     ("distinct-within-watermark", ("value", "expiresAtMicros")): ("expires_at", F.timestamp_micros),
 }
-"""Numeric columns that are times, by kind and path, with their new name and conversion. Negative means no time."""
+"""Numeric columns that contain times, by kind and path, with new name and conversion. Negative values mean no time."""
 _WRAPPERS = {
     "pandas": (("groupState",), ("groupState", "timeoutTimestamp")),
     "map-groups": (("groupState",), ("groupState", "timeoutTimestamp")),
@@ -112,7 +112,7 @@ class StateTable:
         return [column.name for column in self.key if has_floats(column.type)]
 
     def check_keys(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Raise `Refused` if a key has -0.0. `dropDuplicates` before Spark 4.2 distinguishes it from 0.0."""
+        """Raise `Refused` if a key has -0.0. `dropDuplicates` before Spark 4.2 distinguishes -0.0 from 0.0."""
         if names := [name for name in self.float_keys if has_negative_zero(rows[name])]:
             raise Refused(
                 f"the state {self.name or self.kind!r} has a key with -0.0 in {names[0]!r}: before Spark 4.2 "
@@ -261,7 +261,6 @@ def _stored_type(kind: DataType) -> DataType:
 
 
 def map_nested(column: Column, kind: DataType, leaf: Callable[[Column, DataType], Column | None]) -> Column:
-    """Apply `leaf` to a column. If `leaf` returns None, apply it to the values nested in the column."""
     if (replaced := leaf(column, kind)) is not None:
         return replaced
     inner = partial(map_nested, leaf=leaf)

@@ -56,7 +56,7 @@ _MAX_WORD_PRECISION = 18
 
 
 class UnknownLayout(Exception):
-    """Raised for state in a layout that this module does not support. Spark may be able to read such state."""
+    """State has a layout that this module does not support. Spark may be able to read it."""
 
 
 def is_readable(kind: DataType) -> bool:

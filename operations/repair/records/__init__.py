@@ -1,6 +1,6 @@
-"""Repair of the past of a few keys: records are taken out of what a table, and all tables downstream, were made from.
+"""Repair of the past of a few keys: removes or replaces records in a table and in all downstream tables.
 
-`changes` has the changed input of one batch; `stage_fold` computes the rows of one stage's keys without the records,
-within `bounds`; `plan` walks the stages; `corrections` has the records for sinks; `journal` keeps the repairs of an
-app; `commit` changes the tables, while `hold` keeps runners at rest.
+`changes` has the changed input of one batch. `stage_fold` computes the repaired rows of one stage, and `bounds` has its
+limits. `plan` goes through the stages. `corrections` has the records for sinks. `journal` stores the repairs of an app.
+`commit` changes the tables, while `hold` stops the runners.
 """

@@ -1,4 +1,4 @@
-"""Bounds of a repair: states and watermarks that depend on more than a key's records, and the number of keys."""
+"""Limits of a repair: state or watermarks that depend on more than a key's records, and too many keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...debugging.replay.stage_replay import StageReplay
 
 @dataclass(slots=True)
 class KeyLimit:
-    """Maximum number of keys of all stages together whose past may be changed."""
+    """Limit on the total number of keys, in all stages, whose past a repair changes."""
 
     most: int
     keys: set[tuple[str, int]] = field(default_factory=set)
@@ -32,7 +32,7 @@ class KeyLimit:
 
 
 def check_state(replay: StageReplay) -> None:
-    """Raise `Refused` if a key's row depends on more than its records and the row before them."""
+    """Raise `Refused` if a key's row depends on more than the previous row and the key's records."""
     table, kind = replay.table, kind_of(replay.table.state)
     reason = ""
     if kind.waiting_rows:
@@ -51,7 +51,7 @@ def check_state(replay: StageReplay) -> None:
 
 
 def check_watermark(replay: StageReplay, before: pa.Table, after: pa.Table) -> None:
-    """Raise `Refused` if the watermark of a batch depends on its change."""
+    """Raise `Refused` if the changed input changes the watermark after a batch."""
     times, watermarks = replay.after.event_time, replay.shape.watermarks
     if not watermarks or times is None or times.bound_ms is None:
         return

@@ -1,4 +1,4 @@
-"""Changed input of a past batch, and the rows that a stage's function makes of it."""
+"""Changed input of a past batch, and the rows that a stage's function makes from this input."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NONE: RecordNumbers = np.empty(0, np.int64)
 
 @dataclass
 class BatchChange:
-    """Records that a batch is to lose, and rows that its function is to get in addition."""
+    """Change of a batch's input: records to remove, and rows to add for the function."""
 
     dropped: RecordNumbers = field(default_factory=lambda: _NONE)
     added: dict[str, pa.Table] = field(default_factory=dict)
-    """Rows for the stage's function, by input."""
+    """Added rows for the stage's function, by input."""
 
     def drop(self, numbers: RecordNumbers) -> None:
         self.dropped = np.union1d(self.dropped, numbers)
@@ -33,7 +33,7 @@ class BatchChange:
 
 
 def changed_rows(replay: StageReplay, change: BatchChange) -> pa.Table:
-    """Return the rows that a stage's function makes of a batch's changed input. Runs a Spark job for added records."""
+    """Return the rows that a stage's function makes from the changed input. Added records need a Spark job."""
     every = replay.rows()
     left = np.setdiff1d(np.arange(replay.count), change.dropped)
     if not replay.knows_records:
@@ -51,7 +51,7 @@ def _with_added(inputs: Mapping[str, pa.Table], added: Mapping[str, pa.Table]) -
 
 
 def parting_rows(before: pa.Table, after: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of each side that the other lacks, without their record numbers."""
+    """Return two tables: rows that only `before` has, and rows that only `after` has, without record numbers."""
     names = [name for name in before.column_names if name != RECORD]
     before, after = before.select(names), after.select(names).cast(before.select(names).schema)
     shown = [name for name in names if name != HASH]
@@ -61,5 +61,5 @@ def parting_rows(before: pa.Table, after: pa.Table) -> tuple[pa.Table, pa.Table]
 
 
 def shown_rows(rows: pa.Table) -> pa.Table:
-    """Return rows that a version sent without internal columns."""
+    """Return sent rows without their internal columns."""
     return rows.select([name for name in rows.column_names if name not in (HASH, RECORD)])

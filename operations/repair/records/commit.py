@@ -1,18 +1,18 @@
-"""Repair of an app: takes records out of the tables, or puts others in their place, as one version a stage.
+"""Repair of an app: removes or replaces records in the tables, with one new version per stage.
 
 Protocol:
 
 1. Plan the rows of all stages without the records. A dry run ends here.
-2. Put the repair (`journal`), which later repairs and an undo read.
-3. Beside a runner, hold the app at its offsets until all stages have read their channels, and plan again: only batches
-   since the first plan are replayed.
-4. Commit each stage's rows, senders first, through its runner, or here if it has none. The same version has the
-   records for sinks that can be corrected, which the publisher of the sink publishes like those of a batch. A stage
-   whose head has read records since the plan refuses, and the plan is made again.
+2. Put the repair into the journal (`journal`), which later repairs and an undo read.
+3. If a runner is alive, hold the app at its offsets until all stages have read their channels, and plan again. The
+   second plan replays only batches that were committed since the first plan.
+4. Commit each stage's rows, senders first, through the stage's runner, or here without a runner. The same version has
+   the records for sinks that can be corrected; the sink's publisher publishes them like records of a batch. If a
+   stage has read records since the plan, it refuses the rows, and the plan is made again.
 5. Mark the repair as done, or as undone.
 
-The plan is a function of the history and of the repairs in force, and what it changes is compared with the newest
-rows. So the same call after a crash commits only what is missing.
+The plan depends only on the history and on the repairs in force. Planned rows are compared with the newest rows, so a
+repeated call after a crash commits only the missing versions.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from .plan import RepairPlan, RepairPlanner, Seeds, readings
 from .stage_fold import edit_rows
 
 _MAX_KEPT_HASHES = 10_000
-"""Maximum number of followed keys that the journal has of a repair; a repair of more is taken to meet all keys."""
+"""Maximum number of followed keys that the journal stores. A repair with more keys is assumed to affect all keys."""
 _MAX_PLANS = 20
-"""Number of plans after which a repair gives up, because other commits come first each time."""
+"""Maximum number of plans of one repair. A plan is outdated if another commit comes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class RepairDone:
 
     plan: RepairPlan
     repair: Repair | None
-    """The new or undone repair; None if the records' repairs were in force already."""
+    """The new or undone repair; None if an earlier repair has already changed these records."""
     undone: bool
     versions: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """By changed stage, the version before the repair and the repair's version."""
+    """Version before the repair and version of the repair, by changed stage."""
     held_s: float = 0.0
-    """Seconds for which runners read nothing."""
+    """Seconds during which runners were held."""
     leaves_sinks: bool = False
 
 
@@ -80,11 +80,12 @@ class RepairCall:
 
     Args:
         program: The program that ran, open for replays.
-        requested: Records to take out, or the values in their place; for an undo, the values of replaced records.
+        requested: Records to remove (None), or to replace by a value; for an undo, the values of replaced records.
         undo: True to undo the newest repair.
-        max_keys: Maximum number of keys of all stages whose past is changed.
-        no_sinks: True to leave what sinks got as it is; else a repair that cannot correct what they got is refused.
-        since: By stage, the version up to which the records stay as they were read.
+        max_keys: Maximum number of keys, in all stages, whose past is changed.
+        no_sinks: True to leave published rows of sinks unchanged. Otherwise a repair that cannot correct them is
+            refused.
+        since: Version up to which the original records stay in effect, by stage.
         on_wait: Called with the reason of a wait.
         on_version: Called before each version is replayed.
     """
@@ -116,14 +117,14 @@ class RepairCall:
         return self.program.app.name
 
     def run(self, *, dry_run: bool = False) -> RepairDone:
-        """Carry the repair out.
+        """Carry out the repair.
 
         Raises:
-            NotFound: No stage has read a record since `since`, or versions that did were collected; or there is nothing
-                to undo.
-            Refused: See `RepairPlanner.plan` and `substitutes_of`; sinks got rows that cannot be corrected, or would
-                refuse the corrected ones; a stage has rows to read that are to be others and no runner; another repair
-                is under way; or others kept committing.
+            NotFound: No stage has read a record since `since`, or versions that did were collected; or there is no
+                repair to undo.
+            Refused: See `RepairPlanner.plan` and `substitutes_of`. Also if published rows of sinks cannot be corrected;
+                if a sink would refuse corrected records; if unread rows of a channel would change and their reader has
+                no runner; if another repair is in progress; or if other writers kept committing.
         """
         store, undo, heads = self.program.store, self.undo, self._heads()
         check_exclusion(store, self.app, Intent.REPAIR, *RUNS_ELSEWHERE, AppCondition.FORGETTING, dry_run=dry_run)
@@ -152,7 +153,10 @@ class RepairCall:
         return RepairDone(plan, repair, undo, self._versions, self._held_s, self.no_sinks)
 
     def _check_alone(self, heads: Mapping[str, Manifest]) -> Repair | None:
-        """Return the interrupted repair that this call finishes, or None. Raises `Refused` if there is another one."""
+        """Return the interrupted repair that this call finishes, or None.
+
+        Raises `Refused` for any other unfinished repair.
+        """
         done = frozenset[str]().union(*(other.records for other in self._others if other.state == "done"))
         for other in self._others:
             is_own = other.state == "begun" and other.records == self._names - done
@@ -166,7 +170,7 @@ class RepairCall:
         return None
 
     def _are_same(self, heads: Mapping[str, Manifest], record: RecordLocation, other: Repair) -> bool:
-        """Return True if another repair concerns the readings of a record that this call concerns."""
+        """Return True if another repair affects the same reads of a record as this call."""
         if self.since == other.since:
             return True
         own, theirs = ([*readings(self.program.store, heads, record, since)] for since in (self.since, other.since))
@@ -174,9 +178,9 @@ class RepairCall:
 
     @contextmanager
     def _journal(self, former: Repair | None) -> Iterator[None]:
-        """Put the repair before its rows are committed, and write its end afterwards.
+        """Write the repair to the journal before its rows are committed, and its end afterwards.
 
-        If no rows were requested to be committed because of an error, the journal is then as it was before.
+        If an error occurs before the first commit, the former journal entry is restored.
         """
         store, repair = self.program.store, self._repair
         if repair is None:
@@ -217,7 +221,7 @@ class RepairCall:
         return {stage: head for stage, head in heads.items() if not head.retired}
 
     def _plan(self, heads: Mapping[str, Manifest]) -> RepairPlan:
-        """Plan the rows without the records of this repair, and of earlier repairs that followed one of its keys."""
+        """Plan the rows without the records of this repair, and of earlier repairs that share a followed key."""
         if unknown := [stage for stage in heads if stage not in self.program.app.stages]:
             raise Refused(
                 f"the program has no stage {', '.join(unknown)}, which {self.app} has",
@@ -310,14 +314,14 @@ class RepairCall:
         raise Refused(f"other commits of {self.app} came first {_MAX_PLANS} times", hint="repeat the command")
 
     def _note_versions(self, plan: RepairPlan) -> None:
-        """Put the versions that the repair is about to commit into the journal, in case that this call is killed."""
+        """Write the versions that the repair is about to commit to the journal, in case this call is killed."""
         if self._repair is not None and not self.undo:
             coming = {stage: plan.heads[stage].version + 1 for stage in plan.changes}
             self._repair = replace(self._repair, versions=self._repair.versions | coming)
             REPAIRS.put(self.program.store, self._repair, self.app)
 
     def _records(self, plan: RepairPlan) -> dict[str, dict[str, pa.Table]]:
-        """Return the records for sinks that can be corrected, by stage and sink."""
+        """Return the corrections for sinks, by stage and sink."""
         try:
             return {
                 stage: records_for_sinks(self.program, plan.heads[stage], changes)

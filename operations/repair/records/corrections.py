@@ -1,7 +1,7 @@
-"""Corrections of sinks: for each row that a repair changes, the record that the consumers of a keyed sink get.
+"""Corrections of sinks: records that inform the consumers of a keyed sink about each row that a repair changes.
 
-A sink can be corrected if its records have the key of the stage's table and the stage emits the rows of that table: a
-consumer that keeps the newest record of each key then has the table.
+A sink can be corrected if its records have the key of the stage's table, and the stage emits the rows of this table. A
+consumer that keeps the newest record of each key then has the same rows as the table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def corrected_sinks(stage: Stage, head: Manifest) -> Iterator[TopicSink]:
 
 
 def records_for_sinks(program: LoadedProgram, head: Manifest, changes: KeyChanges) -> dict[str, pa.Table]:
-    """Return the encoded records for each sink that can be corrected: the new row of each key, or a tombstone.
+    """Return the encoded corrections by sink: for each changed key, the new row or a tombstone.
 
     Raises `BadRecord` for a record that the sink's topic would refuse, and the errors of the schema registry.
     """

@@ -1,4 +1,4 @@
-"""Hold of an app during a repair: its runners read nothing, and stages come to rest."""
+"""Hold of an app during a repair: runners stop reading users' topics, and stages read their channels to the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Heads = Callable[[], Mapping[str, Manifest]]
 
 @contextmanager
 def holding(store: ObjectStore, app: str, by: str, heads: Heads) -> Iterator[None]:
-    """Hold the app's runners where they are."""
+    """Hold the app's runners at their current offsets."""
     renewed, lock = 0, runtime.lock()
 
     def renew() -> None:

@@ -1,4 +1,4 @@
-"""Journal of the repairs of an app: which records they took out, and what they put in their place."""
+"""Journal of the repairs of an app: removed records, and replaced records with checksums of their new values."""
 
 from __future__ import annotations
 
@@ -23,36 +23,39 @@ from .plan import Seeds, Substitute, Substitutes
 
 
 class Repair(Struct, frozen=True):
-    """Repair of an app. The values that replace records are not kept, so that a forget need not search them."""
+    """Repair of an app. The values of replaced records are not stored, so that `forget` need not search them."""
 
     id: limits.Ulid
     by: limits.ShortText
     created_ms: limits.TimeMs
     dropped: tuple[limits.ShortText, ...]
     replaced: dict[limits.ShortText, limits.Checksum]
-    """Checksum of the value in the place of each replaced record."""
+    """Checksum of the new value of each replaced record."""
     since: dict[limits.Name, limits.Version] = {}
-    """By stage, the version up to which the records stay as they were read."""
+    """Version up to which the original records stay in effect, by stage."""
     state: Literal["begun", "done", "undoing", "undone"] = "begun"
     versions: dict[limits.Name, limits.Version] = {}
     """Version of the repair, by changed stage."""
     touched: dict[limits.Name, tuple[limits.Hash, ...]] | None = None
-    """Hashes of the keys that the repair followed, by stage; None if it is under way, or followed very many."""
+    """Hashes of the keys that the repair followed, by stage; None for a repair in progress, or with very many keys."""
     undone: dict[limits.Name, limits.Version] = {}
-    """By changed stage, the newest version after the undo."""
+    """Newest version after the undo, by changed stage."""
 
     @property
     def records(self) -> frozenset[str]:
         return frozenset((*self.dropped, *self.replaced))
 
     def meets(self, followed: Mapping[str, frozenset[int]]) -> bool:
-        """Return True if the repair followed one of these keys, or may have. `followed` has hashes by stage."""
+        """Return True if the repair followed, or may have followed, one of these keys.
+
+        `followed` has hashes by stage.
+        """
         return self.touched is None or any(
             not followed[stage].isdisjoint(hashes) for stage, hashes in self.touched.items() if stage in followed
         )
 
     def is_in_force(self, heads: Mapping[str, Manifest]) -> bool:
-        """Return False if a rewind has taken the repair's versions back: no head is based on one of them."""
+        """Return False if a rewind has undone the repair, so that no head is based on a version of the repair."""
         committed = [(heads[stage], version) for stage, version in self.versions.items() if stage in heads]
         return not committed or any(
             version > head.version  # about to be committed
@@ -62,7 +65,7 @@ class Repair(Struct, frozen=True):
 
     @property
     def what(self) -> str:
-        """Line for logs."""
+        """Description of the repair for logs, in one line."""
         parts = [f"drop {', '.join(self.dropped)}"] if self.dropped else []
         parts += [f"replace {', '.join(self.replaced)}"] if self.replaced else []
         parts += (
@@ -72,7 +75,10 @@ class Repair(Struct, frozen=True):
 
 
 REPAIRS = JsonFolder(Repair, keys.repairs, lambda repair: repair.id)
-"""Repairs, oldest first. Batches between a repair and its undo began with rows of the repair, so both are kept."""
+"""Repairs, oldest first.
+
+Undone repairs are kept, because batches between a repair and its undo are based on rows of the repair.
+"""
 
 
 def standing_repairs(store: ObjectStore, app: str) -> list[Repair]:
@@ -81,12 +87,14 @@ def standing_repairs(store: ObjectStore, app: str) -> list[Repair]:
 
 
 def seeds_of_undone(repairs: Iterable[Repair], begun: Seeds, seeds: Seeds) -> Seeds:
-    """Return further keys to follow from an undone repair on, because the version that they begin in has rows of it.
+    """Return additional keys to follow from the version of an undone repair on.
+
+    Keys that the plan followed first at a version between the repair and its undo are based on rows of the repair.
 
     Args:
         repairs: Repairs that were undone.
-        begun: Keys that a plan followed, by stage and first version.
-        seeds: Keys that the plan followed because an earlier call returned them.
+        begun: Keys that the plan followed, by stage and first version.
+        seeds: Keys that earlier calls of this function returned.
     """
     further: dict[str, dict[int, list[pa.Table]]] = defaultdict(lambda: defaultdict(list))
     for stage, versions in begun.items():
@@ -124,10 +132,10 @@ def new_parts(
     requested: Mapping[RecordLocation, bytes | None],
     are_same: Callable[[RecordLocation, Repair], bool],
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the records that no repair in force drops or replaces yet: dropped ones, and replaced with checksums.
+    """Return the requested records that no repair in force covers: records to remove, and replaced ones with checksums.
 
-    `are_same` tells if a repair concerns the requested readings of a record. Raises `Refused` if a repair in force does
-    something else with one of the records.
+    `are_same` returns True if a repair affects the requested reads of a record. Raises `Refused` if a repair in force
+    treats one of the records differently.
     """
     in_force = {record: repair for repair in repairs for record in (*repair.dropped, *repair.replaced)}
     dropped, replaced = [], {}
@@ -147,9 +155,9 @@ def new_parts(
 
 
 def substitutes_of(repairs: Iterable[Repair], values: Mapping[RecordLocation, bytes | None]) -> Substitutes:
-    """Return what repairs put in the place of records. `values` has the values of replaced records.
+    """Return the substitute of each record in these repairs. `values` has the values of replaced records.
 
-    Raises `Refused` if the value of a replaced record is not among `values`.
+    Raises `Refused` if `values` lacks the value of a replaced record.
     """
     result: dict[RecordLocation, Substitute] = {}
     for repair in repairs:
@@ -167,7 +175,10 @@ def substitutes_of(repairs: Iterable[Repair], values: Mapping[RecordLocation, by
 
 
 def repair_to_undo(app: str, repairs: Sequence[Repair]) -> Repair:
-    """Return the repair that is under way or was interrupted, or else the newest one. Raises `NotFound` without any."""
+    """Return the repair in progress, or an interrupted repair, or else the newest repair.
+
+    Raises `NotFound` without any.
+    """
     if not repairs:
         raise NotFound(f"repair of {app}", "to undo", hint=f"`slackwater log {app} --operations` lists what was done")
     return ([repair for repair in repairs if repair.state != "done"] or [*repairs])[-1]

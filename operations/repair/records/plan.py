@@ -1,7 +1,7 @@
-"""Plan of a repair: the rows of every stage as they would be without some records, stage by stage from the topics on.
+"""Plan of a repair: the rows of each stage as if some records had never been read, from the topics downstream.
 
-A stage's changed input is, for a user's topic, the records themselves, and for a channel the difference between what
-the sender's versions sent and what they would have sent.
+The changed input of a stage consists of the records in its users' topics, and of changed rows in its channels. A row of
+a channel has changed if the sender's version would now send another row, or none.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .stage_fold import SentRows, StageFold
 
 
 class Substitute(NamedTuple):
-    """What takes the place of a record."""
+    """Substitute of a record."""
 
     value: bytes | None
-    """Value of the record to put there; None for no record."""
+    """Value that replaces the record's value; None to remove the record."""
     since: Mapping[str, int] = {}
-    """By stage, the version up to which the record itself stays."""
+    """Version up to which the original record stays in effect, by stage."""
 
 
 Substitutes = Mapping[RecordLocation, Substitute]
@@ -47,7 +47,7 @@ Seeds = Mapping[str, Mapping[int, pa.Table]]
 
 @dataclass(frozen=True, slots=True)
 class SinkDifference:
-    """Rows that a version wrote to a sink, and would not or would otherwise write without the records."""
+    """Rows of a version for a sink that the repair would withdraw or add."""
 
     stage: str
     version: int
@@ -56,7 +56,7 @@ class SinkDifference:
     new: pa.Table
     is_published: bool
     is_corrected: bool
-    """True if the consumers get the new rows of the stage's table."""
+    """True if corrections inform the sink's consumers about the new rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class RepairPlan:
     """Changed rows by stage, senders first."""
     begun: Seeds
     followed: Mapping[str, frozenset[int]]
-    """Hashes of the keys that were followed, by stage."""
+    """Hashes of all keys that the plan followed, by stage."""
     sinks: tuple[SinkDifference, ...]
     corrected: Mapping[str, tuple[str, ...]]
-    """By changed stage, the sinks whose consumers get the changed rows."""
+    """Sinks whose consumers get corrections, by changed stage."""
     in_flight: tuple[tuple[str, str, int], ...]
-    """Reader, channel and sender's version of rows that a stage has still to read and that are to be others."""
+    """Unread rows of a channel that the repair would change: reader, channel, and the sender's version."""
     read_by: Mapping[RecordLocation, tuple[str, ...]]
     """Versions that read each record, as `stage@vN`."""
     versions: int
@@ -87,10 +87,10 @@ class RepairPlan:
 
 @dataclass
 class RepairPlanner:
-    """Planner of repairs. Batches stay open, so that a second plan replays only what is new.
+    """Planner of repairs. Batches stay open, so a second plan replays only new batches.
 
     Args:
-        max_keys: Maximum number of keys of all stages whose past is changed.
+        max_keys: Maximum number of keys, in all stages, whose past is changed.
         on_version: Called before each version is replayed.
     """
 
@@ -102,12 +102,12 @@ class RepairPlanner:
     _in_flight: list[tuple[str, str, int]] = field(default_factory=list)
 
     def plan(self, heads: Mapping[str, Manifest], substitutes: Substitutes, seeds: Seeds) -> RepairPlan:
-        """Plan the rows as they are without the records, and follow the keys `seeds` as well.
+        """Plan the rows of all stages without the records. Also follows the keys in `seeds`.
 
         Raises:
-            NotFound: No stage has read one of the records, or the versions that did were collected.
-            Refused: A key's row depends on more than its records, the program is no function of its input, or more
-                than `max_keys` keys are touched.
+            NotFound: No stage has read one of the records, or the versions that read it were collected.
+            Refused: A key's row depends on more than its records, the program is not deterministic, or more than
+                `max_keys` keys are affected.
         """
         self._changes, self._sinks, self._in_flight = defaultdict(dict), [], []
         read_by = {record: tuple(self._substitute(heads, record, other)) for record, other in substitutes.items()}
@@ -140,7 +140,7 @@ class RepairPlanner:
         return tuple(sink.name for sink in corrected_sinks(self.batches.program.app.stages[head.stage], head))
 
     def _substitute(self, heads: Mapping[str, Manifest], record: RecordLocation, other: Substitute) -> Iterator[str]:
-        """Change the input of the batches that read a record. Yields their versions."""
+        """Change the input of the batches that read a record. Yields the versions of these batches."""
         versions = [
             (heads[stage], version)
             for stage, version in readings(self.batches.program.store, heads, record, other.since)
@@ -221,9 +221,9 @@ class RepairPlanner:
 def readings(
     store: ObjectStore, heads: Mapping[str, Manifest], record: RecordLocation, since: Mapping[str, int]
 ) -> Iterator[tuple[str, int]]:
-    """Yield each stage and version that read a record of a user's topic; several of a stage after a reset.
+    """Yield each stage and version that read a record of a user's topic. After a reset, a stage may have several.
 
-    `since` has versions by stage, and only later versions are looked at.
+    `since` has versions by stage; only later versions are examined.
     """
     for stage, head in heads.items():
         if any(source.topic == record.topic for source in head.inputs.values()):

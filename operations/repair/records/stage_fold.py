@@ -1,8 +1,7 @@
-"""Fold of one stage's keys over the versions after a changed batch, as if the batch had had the changed input.
+"""Repaired rows of one stage's keys: replays of the versions after a changed batch, as if its input had been different.
 
-Each batch that read records of the keys is replayed on two rows of each key: the row that was committed before it,
-which must give what was committed, and the row that it has without the taken records. A key is left as soon as both
-rows are equal.
+Each batch that read records of the keys is replayed twice: on the committed rows, and on the repaired rows. The first
+replay must give the committed result. A key is dropped as soon as both rows are equal.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from .bounds import KeyLimit, check_state, check_watermark
 from .changes import BatchChange, changed_rows, parting_rows
 
 SentRows = tuple[pa.Table, pa.Table]
-"""Rows that a version sent and would not send now, and rows that it would send now and did not."""
+"""Two tables of a version's sent rows: rows that it would no longer send, and rows that it would send now."""
 
 
 @dataclass
 class StageFold:
-    """Rows of some keys of a stage as they would be if some of its batches had had other input.
+    """Rows of some keys of a stage as if some of its batches had had other input.
 
     Args:
         head: Newest version of the stage.
         changes: Changed input of batches, by version.
-        seeds: Keys to follow from a version on, although no change reaches them, by version.
+        seeds: Additional keys to follow from a version on, by version, although no change of input affects them.
         on_version: Called before each version is replayed.
     """
 
@@ -56,23 +55,23 @@ class StageFold:
     limit: KeyLimit
     on_version: Callable[[Manifest], None] = lambda _manifest: None
     sent: dict[tuple[int, str], SentRows] = field(default_factory=dict)
-    """Differences of what versions sent, by version and output."""
+    """Differences of sent rows, by version and output."""
     begun: dict[int, pa.Table] = field(default_factory=dict)
-    """Keys that a version's batch began to differ in, by version."""
+    """Keys whose rows first differ at a version, by version."""
     keys: pa.Table = field(init=False)
-    """Keys whose rows differ from what was committed, with `_hash`."""
+    """Keys whose repaired rows differ from the committed rows, with `_hash`."""
     rows: pa.Table = field(init=False)
-    """Rows of `keys` without the taken records (`known_schema`)."""
+    """Repaired rows of `keys` (`known_schema`)."""
     _followed: pa.Table = field(init=False)
-    """Keys that were followed at some version, with `_hash`."""
+    """All keys that were followed at any version, with `_hash`."""
     _obstacles: dict[int, dict[int, str]] = field(default_factory=dict)
     _waiting: list[int] = field(default_factory=list)
 
     def run(self) -> None:
-        """Fold all versions up to `head`.
+        """Compute the repaired rows of all versions up to `head`.
 
-        Raises `Refused` if the keys' rows depend on more than their records, or if a replay does not give what was
-        committed; and the errors of replays.
+        Raises `Refused` if the keys' rows depend on more than their records, or if a replay does not give the committed
+        rows. Also raises the errors of replays.
         """
         self._waiting = [*{*self.changes, *self.seeds}]
         heapify(self._waiting)
@@ -92,7 +91,7 @@ class StageFold:
 
     @property
     def followed(self) -> frozenset[int]:
-        """Hashes of all keys that were followed at some version."""
+        """Hashes of all keys that were followed at any version."""
         return frozenset(self._followed[HASH].to_pylist()) if self.head.table is not None else frozenset()
 
     @property
@@ -149,7 +148,7 @@ class StageFold:
         return [column.name for column in self._table.key]
 
     def _check_passable(self, manifest: Manifest) -> None:
-        """Raise `Refused` if a version changed a row of a followed key by something else than records or a repair."""
+        """Raise `Refused` if a version changed a followed key's row by other means than records or a repair."""
         reasons = self._obstacles.get(manifest.version, {})
         for value in self.keys[HASH].to_pylist():
             if value in reasons:
@@ -160,7 +159,7 @@ class StageFold:
                 )
 
     def _follow(self, after: Manifest, before: Manifest, seeds: list[pa.Table]) -> None:
-        """Begin to follow keys, with the rows that they had before the version `after`."""
+        """Start to follow keys, from their rows before the version `after`."""
         schema = self.keys.schema.remove(0)
         keys = normalise_keys(
             pa.concat_tables([schema.empty_table(), *(rows.cast(schema) for rows in seeds)]), self._key
@@ -192,7 +191,7 @@ class StageFold:
         self.batches.open_together([manifest for manifest in manifests if manifest.has_read])
 
     def _begin(self, before: Manifest, keys: pa.Table) -> None:
-        """Take the rows that keys have in a version as those without the taken records. `keys` have `_hash`."""
+        """Use the rows of keys in a version as their repaired rows. `keys` has `_hash`."""
         values, present, seqs = self._stored(before).get_rows(keys[HASH].to_numpy(), keys.select(self._key))
         rows = pa.table([*keys.columns, *values.columns, pa.array(seqs)], schema=self.rows.schema)
         self.rows = pa.concat_tables([self.rows, rows.filter(pa.array(present))]).sort_by(HASH)
@@ -203,7 +202,7 @@ class StageFold:
         return TableLookUps(program.store, program.cache, self._table, version.ssts, version.clock_ms)
 
     def _pass_repair(self, manifest: Manifest) -> None:
-        """Follow again the keys that an earlier repair changed: it may take out other records than this one."""
+        """Follow the keys of an earlier repair again: it may have removed other records than this repair."""
         left = pc.invert(pc.is_in(self._followed[HASH], self.keys[HASH].combine_chunks()))
         before = history.read(self.batches.program.store, manifest.app, manifest.stage, manifest.version - 1)
         self._begin(before, self._followed.filter(left))
@@ -211,7 +210,7 @@ class StageFold:
         self._settle(manifest)
 
     def _later_versions(self, version: int, key: pa.Table, value: int) -> Iterator[int]:
-        """Yield the later versions that wrote a key, and keep why those that are no batches did."""
+        """Yield the later versions that wrote a key. Records reasons for versions that are not batches."""
 
         def is_later(change: RowChange) -> bool:
             return change.version > version
@@ -253,7 +252,7 @@ class StageFold:
             self._note_sent(replay.after.version, output.name, before, after)
 
     def _settle(self, after: Manifest) -> None:
-        """Leave the keys whose rows are those that a version committed."""
+        """Stop following the keys whose repaired rows equal the rows that a version committed."""
         keys, known = self.keys.select(self._key), self.rows
         changes = self._compare(after, keys, known)
         differing = changes.kinds() != "same"
@@ -270,7 +269,7 @@ class StageFold:
         return KeyChanges.compare(keys, committed, rows.cast(committed.schema), had_row, has_row)
 
     def changes_now(self) -> KeyChanges | None:
-        """Return the rows of `head` that are to change; None if there are none, or no table."""
+        """Return the rows of `head` to change; None without changes or without a table."""
         if self.head.table is None or not self.keys.num_rows:
             return None
         changes = self._compare(self.head, self.keys.select(self._key), self.rows).changed()
@@ -278,7 +277,7 @@ class StageFold:
 
 
 def edit_rows(changes: KeyChanges) -> pa.Table:
-    """Return the rows of an edit that makes these changes: key, values and `DELETED`."""
+    """Return the rows of an edit with these changes: key, values and `DELETED`."""
     rows = pa.table(
         [*changes.keys.columns, *changes.after.columns], [*changes.keys.column_names, *changes.after.column_names]
     )

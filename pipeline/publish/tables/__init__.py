@@ -1,5 +1,5 @@
-"""Tables of a lakehouse as sinks: each version of a stage is one commit of the table, which also names the version.
+"""Lakehouse tables as sinks. Each version of a stage is one commit of the table, and the commit names the version.
 
-`protocol` is the seam, `delta` and `iceberg` are its two sides, `target` publishes by it. The table's own history says
-which of its snapshots belongs to which version; `rollback` chooses the snapshot that a rewind returns to.
+`protocol` is the interface, `delta` and `iceberg` implement it, and `target` publishes through it. The table's history
+maps the table's snapshots to versions; `rollback` chooses the snapshot to which a rewind returns.
 """

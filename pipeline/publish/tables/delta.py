@@ -1,4 +1,7 @@
-"""Delta tables, by delta-rs. Versions are application transactions (`txn`) of the commits that have their rows."""
+"""Delta tables, through delta-rs.
+
+A commit with a version's rows has an application transaction (`txn`) for the version.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -22,10 +25,10 @@ from .protocol import (
 )
 
 _HARMLESS = ("OPTIMIZE", "VACUUM", "CREATE TABLE", "SET TBLPROPERTIES", "ADD", "DROP CONSTRAINT", "UPDATE FIELD")
-"""First words of operations that leave all rows as they are."""
+"""First words of operations that do not change rows."""
 
 _LOCAL_TIME = "timestampNtz"
-"""Feature that a table needs for times without a zone."""
+"""Table feature that is required for times without a zone."""
 
 
 class DeltaLakeTable:
@@ -88,9 +91,10 @@ class DeltaLakeTable:
         return self._table
 
     def _change(self, change: Callable[[DeltaTable], object]) -> None:
-        """Commit a change that is of no sink.
+        """Commit a change that belongs to no sink, such as a new property.
 
-        Changes a copy: this table would take over what others committed before, and no longer conflict with it.
+        The change is made on a copy of the table object. Otherwise this object would include earlier commits of other
+        writers, and a later commit would no longer conflict with them.
         """
         former = self._loaded().version()
         copy = DeltaTable(self._address, version=former, storage_options=self._options)

@@ -1,4 +1,4 @@
-"""Fit rows to the columns of a stored table, for a library that casts values without an error."""
+"""Casts of rows to the column types of a stored table, for a library that casts values without an error."""
 
 import pyarrow as pa
 
@@ -7,16 +7,16 @@ from ...kafka.protocol import TransactionFailed
 
 
 def fitted_schema(address: str, rows: pa.Schema, stored: pa.Schema) -> pa.Schema:
-    """Return the schema that the rows have in the table: its columns, then those that it does not have yet.
+    """Return the schema of the rows in the table: the table's columns, followed by the rows' new columns.
 
-    Fields of structs are fitted alike. Raises `TransactionFailed` for a type that differs from the stored one;
-    narrower integers and floats fit.
+    Fields of structs are treated like columns. Raises `TransactionFailed` if a type differs from the stored type,
+    except for narrower integers and floats.
     """
     return pa.schema(list(_fitted(f"table {address}", "", pa.struct(list(rows)), pa.struct(list(stored)))))
 
 
 def fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast rows to the types of `fitted_schema`. Columns and fields that they do not have are null."""
+    """Cast rows to the types of `fitted_schema`. Missing columns and fields become null."""
     columns = [
         rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
         for field in schema

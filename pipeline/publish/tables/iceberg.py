@@ -47,11 +47,11 @@ from .protocol import (
 _MAX_MERGED_BYTES = 256 << 20
 _COMPACTION = "slackwater.compaction"
 _BASE = "slackwater.base"
-"""Snapshot that a restoring commit replaced. Its parent is the restored snapshot."""
+"""Snapshot before a restoring commit. The commit's parent is the restored snapshot."""
 
 
 def _with_nulls(convert: Callable[..., pa.Array | None]) -> Callable[..., pa.Array | None]:
-    """Keep null lists and maps of structs as null: pyiceberg reads and writes them as empty ones."""
+    """Wrap a conversion so that null lists and null maps of structs stay null: pyiceberg makes them empty."""
 
     @wraps(convert)
     def converted(visitor: object, kind: object, values: pa.Array | None, *parts: pa.Array | None) -> pa.Array | None:
@@ -76,7 +76,7 @@ class IcebergLakeTable:
         self._catalog: Catalog | None = None
         self._table: Table | None = None
         self._schema: pa.Schema | None = None
-        """Schema of rows that the table is known to have columns for."""
+        """Schema of rows whose columns the table is known to have."""
 
     def load(self, sink: str, period: str) -> SinkState:
         with table_errors(self._sink, self._address):
@@ -159,7 +159,7 @@ class IcebergLakeTable:
 
 
 class _Transaction(Transaction):
-    """A transaction that keeps its metadata, of which pyiceberg makes a deep copy for each of some thirty accesses."""
+    """Transaction that caches its metadata, because pyiceberg copies the metadata at each of thirty accesses."""
 
     _kept: tuple[TableMetadata, int, TableMetadata] | None = None
 
@@ -172,7 +172,7 @@ class _Transaction(Transaction):
 
 
 def _restore(transaction: Transaction, snapshot_id: int) -> None:
-    """Return to a snapshot and its schema, so that columns that later versions added may come with other types."""
+    """Restore a snapshot with its schema. Columns of later versions may then be added again with other types."""
     ManageSnapshots(transaction).set_current_snapshot(snapshot_id).commit()
     metadata = transaction.table_metadata
     snapshot = metadata.snapshot_by_id(snapshot_id)
@@ -209,7 +209,7 @@ def _add_files(table: Table, update: Any, metadata: TableMetadata, rows: pa.Tabl
 
 
 def _range(name: str, column: pa.ChunkedArray) -> BooleanExpression:
-    """Return a condition that holds for all values of a column. Thousands of values would take pyiceberg seconds."""
+    """Return a condition that holds for all values of a column: a range, because pyiceberg is slow with many values."""
     if pa.types.is_boolean(column.type):
         return AlwaysTrue()
     ends = pc.min_max(column)
@@ -222,7 +222,7 @@ def _range(name: str, column: pa.ChunkedArray) -> BooleanExpression:
 
 
 def _values(name: str, column: pa.ChunkedArray) -> BooleanExpression:
-    """Return a condition on a partition column, whose null pyiceberg cannot compare with the ends of a range."""
+    """Return a condition on a partition column. pyiceberg cannot compare the column's null with the ends of a range."""
     values = [value for value in column.unique().to_pylist() if value is not None]
     if not values:
         return IsNull(name)  # type: ignore[arg-type, call-arg]

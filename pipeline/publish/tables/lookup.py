@@ -1,4 +1,4 @@
-"""Which versions in a table are versions of a stage, and which snapshot of the table has a version's rows."""
+"""Look-ups in a table's history: versions that belong to a stage's history, and the snapshot with a version's rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from .rollback import snapshot_of
 
 
 def sink_id(app: str, app_id: int, stage: str, sink: str) -> str:
-    """Return the name of a sink in tables, which an app created again does not share."""
+    """Return the name of a sink in tables. An app that is removed and created again gets other names."""
     return f"{app}@{app_id}/{stage}/{sink}"
 
 
 def is_version_of(store: ObjectStore, head: Manifest, name: str, mark: Mark, kept_rows: int | None = None) -> bool:
-    """Return True if a version in the table is part of the history of `head`, with at most `kept_rows` rows up to it.
+    """Return True if a table's version is part of the history of `head`, and has at most `kept_rows` rows up to it.
 
     After a rewind or a recovery, other versions may have its number.
     """
@@ -37,18 +37,18 @@ def is_version_of(store: ObjectStore, head: Manifest, name: str, mark: Mark, kep
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """Snapshot of a table that has the rows of a version of a stage, and of no later version."""
+    """Snapshot of a table with the rows of a stage's version, and of no later version."""
 
     sink: str
     table: str
-    """Format and address, as `delta:s3://lake/alerts`."""
+    """Format and address of the table, such as `delta:s3://lake/alerts`."""
     version: int
     snapshot: str
-    """Version of a Delta table, or id of an Iceberg snapshot; empty if the table has none or cannot be read."""
+    """Version of a Delta table, or id of an Iceberg snapshot; empty if there is none or the table is unreadable."""
 
 
 def table_snapshots(store: ObjectStore, manifest: Manifest) -> Iterator[TableSnapshot]:
-    """Yield the snapshots of the tables to which a version of a stage was published.
+    """Yield the snapshot of each table to which a version of a stage was published.
 
     Reads the tables' histories with the credentials of the environment.
     """

@@ -1,4 +1,4 @@
-"""Tables by the format of their sink."""
+"""Opening of a sink's table, by the table's format."""
 
 from ....common.extras import require_extras
 from ...api.table_sink import TableSink
@@ -6,7 +6,7 @@ from .protocol import LakeTable
 
 
 def open_table(sink: TableSink, address: str) -> LakeTable:
-    """Return the table of a sink at an address. Raises `Refused` if the extra of its format is not installed."""
+    """Return the table of a sink at an address. Raises `Refused` if the format's extra is not installed."""
     require_extras(sink.format, f"the sink {sink.name!r}, a table of {sink.format.capitalize()},")
     if sink.format == "delta":
         from .delta import DeltaLakeTable

@@ -1,4 +1,4 @@
-"""The seam to table formats: a commit adds rows and names the version that they belong to."""
+"""Interface to table formats. A commit adds rows, and names the version to which the rows belong."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ class Mark(NamedTuple):
     sink: str
     """App, stage and name of the sink."""
     period: str
-    """Id of the sink since it last started; a rewind starts it again. Versions increase within a period."""
+    """Id of the sink since its last start; a rewind starts the sink again. Versions increase within a period."""
     version: int
 
     @property
@@ -33,20 +33,20 @@ class Mark(NamedTuple):
 
 
 class SinkState(NamedTuple):
-    """Traces of a sink in a table."""
+    """Version and commits of a sink that a table's history has."""
 
     version: int = 0
     """Newest version of the period in the table; 0 for none."""
     has_commits: bool = False
-    """True if the table has commits of the sink, of any period."""
+    """True if the table has commits of the sink, from any period."""
 
 
 class TableCommit(NamedTuple):
-    """A commit in a table's history. `mark` is None for a commit of somebody else."""
+    """A commit in a table's history. `mark` is None for a commit by another writer."""
 
     snapshot: str
     base: str
-    """Snapshot that the commit changed; empty for a table without one."""
+    """Snapshot that the commit changed; empty for the first commit."""
     mark: Mark | None
     changes_rows: bool
     """False for a commit that changes only files or properties, such as compaction."""
@@ -56,8 +56,8 @@ class TableCommit(NamedTuple):
 class LakeTable(Protocol):
     """A table that a sink publishes to.
 
-    Commits build on the table's state as of the last `load` or commit. They raise `TransactionFailed` if another commit
-    of the same sink came first. All methods raise `TransactionFailed` if the table or its catalog fails.
+    Commits build on the table's state as of the last `load` or commit. A commit raises `TransactionFailed` if another
+    commit of the same sink came first. All methods raise `TransactionFailed` if the table or its catalog fails.
     """
 
     def load(self, sink: str, period: str) -> SinkState:
@@ -67,23 +67,23 @@ class LakeTable(Protocol):
         """Commit the rows of a version. Creates a missing table; adds missing columns."""
 
     def begin(self, mark: Mark, snapshot: str | None) -> None:
-        """Commit the begin of a period, which makes later commits of earlier periods fail.
+        """Commit the start of a period. Later commits of earlier periods then fail.
 
-        The commit restores the rows of `snapshot`: those of the newest state for None, no rows if it is empty.
+        The commit restores the rows of `snapshot`. None keeps the newest rows; an empty text removes all rows.
         """
 
     def log(self) -> Sequence[TableCommit]:
         """Return the table's history, oldest commit first."""
 
     def compact(self, max_small_files: int) -> None:
-        """Merge the small files of the table's partitions that have more than this number of them."""
+        """Merge the small files of each partition that has more than `max_small_files` of them."""
 
 
 @contextmanager
 def table_errors(sink: TableSink, address: str, *conflicts: type[Exception]) -> Iterator[None]:
-    """Turn errors of a table's library into `TransactionFailed`; `conflicts` are those of a commit that lost a race.
+    """Turn errors of a table's library into `TransactionFailed`. `conflicts` are the errors after a lost race.
 
-    Messages have no value of the sink's options. Causes, which may have some, are cut off.
+    Messages contain no value of the sink's options. The error has no cause, because a cause may contain such values.
     """
     try:
         yield
@@ -107,7 +107,7 @@ def secrets(sink: TableSink) -> Iterator[str]:
 
 
 def newest_by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the last row of each key, in the order of rows. Null is a key like any other."""
+    """Return the last row of each key, in the order of the rows. Nulls are equal keys."""
     columns = {f"k{number}": rows[name] for number, name in enumerate(key)}
     numbered = pa.table({**columns, "row": pa.array(range(rows.num_rows), pa.int64())})
     last = numbered.group_by(list(columns)).aggregate([("row", "max")])["row_max"]
@@ -115,7 +115,7 @@ def newest_by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def has_key_of(rows: pa.Table, others: pa.Table, key: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Return for each of the rows if another of the `others` has its key. Null is a key like any other."""
+    """Return a mask of the rows whose key occurs in `others`. Nulls are equal keys."""
     codes = np.zeros(rows.num_rows + others.num_rows, np.int64)
     for name in key:
         values = pa.chunked_array([*rows[name].chunks, *others[name].cast(rows[name].type).chunks], rows[name].type)

@@ -1,4 +1,4 @@
-"""Choice of the snapshot of a table that belongs to an earlier moment of the app. Pure."""
+"""Choice of the table snapshot that belongs to an earlier moment of the app. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -7,23 +7,24 @@ from .protocol import Mark, TableCommit
 
 
 class Rollback(NamedTuple):
-    """A return to an earlier snapshot."""
+    """Return of a table to an earlier snapshot."""
 
     snapshot: str
-    """Snapshot to return to; empty for a table without rows."""
+    """Target snapshot; empty for a table without rows."""
     kept: Mark | None
-    """Newest version of the sink that stays; None if all are undone."""
+    """Newest version of the sink that is kept; None if all versions are undone."""
     undone: tuple[TableCommit, ...]
-    """Commits of the sink that the return undoes."""
+    """Commits of the sink that the rollback undoes."""
     others: tuple[TableCommit, ...]
-    """Commits of others that changed rows since, which the return would undo as well."""
+    """Later commits by other writers that changed rows. The rollback would undo these commits, too."""
 
 
 def plan_rollback(log: Sequence[TableCommit], sink: str, is_current: Callable[[Mark], bool]) -> Rollback | None:
-    """Return the snapshot without the sink's undone versions; None if the newest version is not undone.
+    """Return the rollback that undoes the sink's undone versions; None if the newest version is not undone.
 
-    `log` is the table's history; `is_current` tells for a version if it is part of the stage's history. The result is
-    the snapshot before the first undone version after the newest current one, so it has what others wrote before it.
+    `log` is the table's history. `is_current` returns True for a version that is part of the stage's history. The
+    target is the snapshot right before the first undone version that follows the newest current version. So earlier
+    commits by other writers are kept.
     """
     own = [(place, commit.mark) for place, commit in enumerate(log) if commit.mark and commit.mark.sink == sink]
     if not own or is_current(own[-1][1]):
@@ -38,7 +39,7 @@ def plan_rollback(log: Sequence[TableCommit], sink: str, is_current: Callable[[M
 
 
 def snapshot_of(log: Sequence[TableCommit], sink: str, version: int, is_current: Callable[[Mark], bool]) -> str:
-    """Return the table's snapshot after a version of the stage; empty if the table has no version up to it."""
+    """Return the table's newest snapshot with versions up to `version` of the stage; empty if there is none."""
     upto = [
         commit
         for commit in log

@@ -1,4 +1,4 @@
-"""Publishes the rows of a sink to a table, each version in one commit."""
+"""Publishing of a sink's rows to a table, each version in one commit."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _SHOWN = 3
 
 @dataclass(slots=True)
 class TableTarget:
-    """Target that publishes to a table. The table itself has the position: the newest version in it.
+    """Target that publishes to a table. The position is the newest version in the table.
 
-    A sink that starts over, as after a rewind, first returns the table to the newest version that is not undone.
+    A sink that starts again, for example after a rewind, first rolls the table back to the newest version that is not
+    undone.
     """
 
     max_rows: ClassVar[int] = 0
@@ -49,7 +50,7 @@ class TableTarget:
     def open(self) -> PublishedPosition:
         """Fence the previous publisher, and return the position in the table.
 
-        Raises `Refused` if the table lost versions, or if a return to an earlier version would undo rows of others.
+        Raises `Refused` if the table lost versions, or if a rollback would undo rows of other writers.
         """
         state = self.table.load(self._name, self.progress.sink.id)
         # A later runner may have loaded the table before. If it has not, its commits make those of this one fail.
@@ -120,7 +121,7 @@ class TableTarget:
         self.table.begin(self._mark(since), rollback.snapshot if rollback is not None else None)
 
     def _check_reach(self, first: Manifest, rollback: Rollback, kept_rows: int | None) -> None:
-        """Raise `Refused` if the table's history lacks the newest version with rows that is not undone."""
+        """Raise `Refused` if the table's history lacks the newest version that has rows and is not undone."""
         to = next((rewind.to for rewind in reversed(first.rewinds) if not rewind.table_only), 0)
         if not to or self.accept_loss:
             return
@@ -153,7 +154,7 @@ class TableTarget:
 
 
 def _kept_rows(store: ObjectStore, first: Manifest, name: str) -> int | None:
-    """Return the number of rows that a recovery takes for published; it sends the later rows of its cut again."""
+    """Return the number of rows that a recovery counts as published. The recovery sends later rows of its cut again."""
     if first.traits is not RECOVER or first.rewind is None:
         return None
     cut, rest = (history.find(store, first.app, first.stage, at) for at in (first.rewind.to, first.version + 1))

@@ -1,4 +1,4 @@
-"""Entries of SSTs in manifests and leaves: as values, as JSON, and their ranges of hashes.
+"""Entries of SSTs in manifests and leaves: values, JSON form, and ranges of hashes.
 
-Pure. Not here: reading and writing leaves (`leaves`).
+Pure. Elsewhere: reading and writing of leaves (`leaves`).
 """

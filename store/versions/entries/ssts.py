@@ -1,9 +1,9 @@
 """The SSTs of a table at one version. The manifest contains the entries of the newest SSTs; leaves contain the rest.
 
 A leaf is an immutable object with the entries of SSTs whose hashes begin in one range. A manifest refers to at most 64
-leaves, each with the names of its SSTs that later versions removed, so its size does not grow with the table. Opening a
-version takes two round trips: one for the manifest, then one for all leaves that the reader needs. Manifest and leaves
-are a tree of height two whose root buffers changes (Bender et al., "An Introduction to Be-trees and
+leaves, so its size does not grow with the table. Each reference lists the SSTs of the leaf that later versions removed.
+Opening a version takes two round trips: one for the manifest, then one for all leaves that the reader needs. Manifest
+and leaves form a tree of height two, and the root buffers changes (Bender et al., "An Introduction to Be-trees and
 Write-Optimization", ;login: 2015).
 """
 
@@ -22,7 +22,10 @@ class Sst(Struct, frozen=True):
 
     object: limits.Key
     partition: limits.StatePartition
-    """State partition at the time of writing; after a rescale, the hashes decide (`sst.sorted_runs`)."""
+    """State partition at the time of writing.
+
+    After a rescale, the hashes determine the state partition (`sst.sorted_runs`).
+    """
     level: limits.LevelNumber
     """0 for an SST written by a batch; at least 1 for one written by a compaction."""
     rows: limits.Rows
@@ -65,7 +68,7 @@ class Leaf(Struct, frozen=True, array_like=True):
     """Largest hash of an SST in the leaf; may lie beyond the slot."""
     root: limits.ShortText = ""
     removed: tuple[limits.Id, ...] = ()
-    """Names of SSTs in the leaf's object that versions after the leaf removed, ascending."""
+    """Names of SSTs in the leaf's object that later versions removed, ascending."""
 
     @property
     def live(self) -> int:
@@ -192,7 +195,7 @@ class Ssts(Sequence[Sst]):
         return ssts
 
     def at_roots(self, root_of: Callable[[str], str]) -> "Ssts":
-        """Return the SSTs as manifests of another store name them.
+        """Return the SSTs as a manifest under another store root names them.
 
         The function `root_of` maps the store root of each object.
         """
@@ -200,7 +203,7 @@ class Ssts(Sequence[Sst]):
         return Ssts(inline, (replace(leaf, root=root_of(leaf.root)) for leaf in self.leaves), self._reader)
 
     def changes_since(self, earlier: "Ssts") -> tuple[tuple[Sst, ...], tuple[Sst, ...]]:
-        """Return two groups of SSTs: SSTs that an earlier version lacks, and SSTs that only the earlier version has.
+        """Return the SSTs that an earlier version lacks, and the SSTs that only the earlier version has.
 
         Reads the inline entries, the leaves that only one of the versions has, and the leaves from which SSTs were
         removed.
@@ -210,7 +213,7 @@ class Ssts(Sequence[Sst]):
         return tuple(sst for sst in new if sst not in had), tuple(sst for sst in old if sst not in has)
 
     def _entries_unlike(self, other: "Ssts") -> list[Sst]:
-        """Return the inline entries, and the entries of the leaves that differ from those of `other`."""
+        """Return the inline entries, and the entries of all leaves that `other` lacks."""
         others = {leaf.object: frozenset(leaf.removed) for leaf in other.leaves}
         entries = [*self.inline, *self.entries(leaf for leaf in self.leaves if leaf.object not in others)]
         for leaf in self.leaves:

@@ -1,4 +1,4 @@
-"""Leaves: objects with the entries of SSTs that a manifest refers to, and folds, which write them.
+"""Leaves (objects with SST entries, to which a manifest refers), and folds, which write leaves.
 
-Not here: the choice of merges, or the SSTs themselves.
+Elsewhere: the choice of merges, and the SSTs themselves.
 """

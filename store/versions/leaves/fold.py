@@ -1,8 +1,8 @@
 """Folds: entries of SSTs move from a manifest into leaves, so that the manifest stays small.
 
-A fold writes new leaves beside the batches, and the next version names them in place of the leaves and inline entries
-that they replace. A fold identifies entries by their SST, so it can also be applied to a version that removed some of
-these SSTs meanwhile. It is dropped if another fold replaced one of its leaves, or added a leaf for one of its slots.
+A fold writes new leaves while batches continue. The next version names the new leaves in place of the old leaves and
+inline entries. A fold identifies an entry by its SST, so a fold still applies to a version that has removed some of
+these SSTs. It is dropped if another fold replaced one of its leaves, or added a leaf for one of its slots.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,10 +24,10 @@ _ENTRY_BYTES, _NAME_BYTES = 165, 29
 _MAX_INLINE_BYTES = 48 << 10
 _MAX_REMOVED_BYTES = 8 << 10
 _ENTRIES_PER_RUN = 1.5
-"""Number of entries that stay inline for each possible run of a hash range, since the next merges replace them."""
+"""Number of entries per possible run of a hash range that stay inline, because the next merges replace them."""
 _SSTS_PER_LEAF = 256
 _TOLERANCE = 2
-"""Factor by which a manifest may exceed its limits before its commit folds it. Runners fold between batches."""
+"""Factor by which a manifest may exceed its limits before a commit folds the manifest. Runners fold between batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class FoldPlan:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A fold whose leaves are written. Takes effect when a version names them."""
+    """A fold with written leaves. Takes effect when a version names the leaves."""
 
     plan: FoldPlan
     leaves: tuple[Leaf, ...]
@@ -50,7 +50,7 @@ class Fold:
 
 
 def needs_fold(manifest: Manifest, *, excess: int = 1) -> bool:
-    """Return True if inline entries, or the names of a leaf's removed SSTs, exceed `excess` times their limit."""
+    """Return True if inline entries, or a leaf's list of removed SSTs, exceed `excess` times their limit."""
     table, ssts = manifest.table, manifest.ssts
     return table is not None and (
         inline_bytes(ssts) > excess * _max_inline_bytes(table) or any(_is_worn(leaf, excess) for leaf in ssts.leaves)
@@ -67,10 +67,10 @@ def fold_ssts(store: ObjectStore, manifest: Manifest) -> Fold:
 def plan_fold(ssts: Ssts, limit: int, per_leaf: int) -> FoldPlan:
     """Return a fold after which inline entries take at most half of `limit` bytes. Reads the leaves to replace.
 
-    The number of slots is the smallest power of two for which a slot has `per_leaf` SSTs or fewer, at most 64. The
-    newest entries stay inline, because the next merges replace them: up to a quarter of `limit` for level 0, and a
-    quarter for merged SSTs. For the remaining entries, the slots with the most entries are folded first. Leaves with
-    many removed SSTs are always folded.
+    The number of slots is the smallest power of two, up to 64, with at most `per_leaf` SSTs in each slot. The newest
+    entries stay inline, because the next merges replace them: up to a quarter of `limit` for level 0, and a quarter for
+    merged SSTs. For the remaining entries, the slots with the most entries are folded first. Leaves with many removed
+    SSTs are always folded.
     """
     size = inline_bytes(ssts)
     slots = max([_slots_for(len(ssts), per_leaf), *(leaf.slots for leaf in ssts.leaves)])
@@ -108,7 +108,7 @@ def write_fold(store: ObjectStore, app: str, stage: str, plan: FoldPlan) -> Fold
 
 
 def apply_fold(ssts: Ssts, fold: Fold) -> Ssts:
-    """Return the SSTs after a fold moved entries into its leaves; the same object if the fold no longer fits."""
+    """Return the SSTs after a fold moved entries into leaves; the same object if the fold no longer applies."""
     current = {leaf.object: leaf for leaf in ssts.leaves}
     replaced = {leaf.object for leaf in fold.plan.replaced}
     leaves = [leaf for leaf in ssts.leaves if leaf.object not in replaced]
@@ -132,9 +132,9 @@ def apply_fold(ssts: Ssts, fold: Fold) -> Ssts:
 
 
 def fold_before_commit(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Return the manifest with its SSTs folded, if it exceeds its limits by far; usually the same object.
+    """Return the manifest with folded SSTs if the manifest exceeds its limits by far; usually the same object.
 
-    A runner folds earlier, beside its batches.
+    A runner usually folds earlier, while batches continue.
     """
     if not needs_fold(manifest, excess=_TOLERANCE):
         return manifest
@@ -179,7 +179,7 @@ def _slots_for(ssts: int, per_leaf: int) -> int:
 
 @dataclass(slots=True)
 class _Block:
-    """Slots that a fold rewrites together: all slots of one leaf, or a slot without a leaf."""
+    """Slots that a fold rewrites together: all slots of one leaf, or one slot that has no leaf."""
 
     slots: range
     leaf: Leaf | None

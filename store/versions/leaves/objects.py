@@ -1,6 +1,6 @@
 """Leaves in the store: objects with the entries of SSTs that manifests refer to (`ssts`).
 
-Leaves are immutable and read again for many versions, so their entries are cached by store.
+Many versions name the same immutable leaf, so entries of leaves are cached by store.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,5 +1,5 @@
-"""Pages: objects that each describe many versions of a stage, so that searches and garbage collection open few objects.
+"""Pages: objects that each describe many versions of a stage, so that searches and collections read few objects.
 
-A pure cache: manifests are authoritative. A page is ignored if it is missing or damaged, or if it belongs to a removed
-app of the same name. Deleting a page loses nothing.
+Pages are only a cache: manifests are authoritative. A page is ignored if it is missing or damaged, or if it belongs to
+a removed app of the same name. Deleting a page loses no data.
 """

@@ -1,8 +1,8 @@
 """The content of a page: outlines of versions, and the objects that these versions name, by interval.
 
-Pure. An *outline* is a manifest with only the fields that searches by time, garbage collection and time lines need. An
-object is listed once for each range of consecutive versions that name it. So the size of a page depends on the objects
-of its first version and on the changes since.
+Pure. An *outline* is a manifest that has only the fields for searches by time, garbage collection and time lines. A
+page lists an object once for each range of consecutive versions that name the object. So the size of a page depends on
+the objects of its first version and on the changes since.
 """
 
 from bisect import bisect_left
@@ -55,7 +55,7 @@ class VersionParts(VersionIdentity, frozen=True):
 
 
 class _Shared(Struct, frozen=True, omit_defaults=True):
-    """Fields with equal values in many versions."""
+    """Fields that have equal values in many versions."""
 
     epoch: limits.Epoch
     writer: limits.ShortText
@@ -69,7 +69,7 @@ class _Shared(Struct, frozen=True, omit_defaults=True):
 class _Row(Struct, frozen=True, array_like=True):
     """One version of a page. Its number and time are stored as differences from the previous row.
 
-    For the first row, they are the differences from the page's number and time.
+    The first row stores the differences from the page's number and time.
     """
 
     number: limits.Count
@@ -82,7 +82,7 @@ class _Row(Struct, frozen=True, array_like=True):
 
 
 class _Span(Struct, frozen=True, array_like=True):
-    """Object that adjacent rows name, from the row at `first` to the one at `last`."""
+    """An object that all rows from index `first` to index `last` name."""
 
     folder: limits.Count
     name: limits.Key
@@ -103,7 +103,7 @@ Identity: TypeAlias = tuple[int, int, str]
 
 
 class NamedObject(NamedTuple):
-    """Object that a page's rows from `first` to `last` name. `root` is empty for the root of the manifests."""
+    """An object that a page's rows from `first` to `last` name. An empty `root` is the root of the manifests."""
 
     root: str
     key: str
@@ -139,8 +139,8 @@ class VersionPage(Struct, frozen=True, dict=True):
     def outline(self, version: int) -> Manifest | None:
         """Return a manifest with only epoch, writer, time, kind, program, migration and progress of the inputs.
 
-        Inputs have their upstream stages and versions, and numbers of rows, without offsets. Returns None if the page
-        does not have the version.
+        Inputs have upstream stages and versions, and numbers of rows, but no offsets. Returns None if the page does not
+        have the version.
         """
         at = bisect_left(self.numbers, version)
         if at == len(self.rows) or self.numbers[at] != version:
@@ -241,7 +241,7 @@ _Object: TypeAlias = tuple[str, str]
 
 
 class _Draft:
-    """Rows and spans of a page that is being made."""
+    """Rows and spans of a page under construction."""
 
     def __init__(self, app: str, stage: str) -> None:
         self._app, self._stage, self._prefix = app, stage, f"{app}/"
@@ -250,9 +250,10 @@ class _Draft:
         self._since: dict[_Object, int] = {}
         """Position of the first row of each object that the last row names."""
         self._holders: dict[int | Leaf, frozenset[_Object]] = {}
-        """Objects that the last row names, by the leaf, or the number of the table, that lists them."""
+        """Objects that the last row names, by holder: the leaf, or the number of the table, that lists the objects."""
         self._counts = Counter[_Object]()
-        """Number of holders (leaves or tables) of each object: a merge may list parts of one object in several."""
+        """Number of holders (leaves or tables) of each object, because a merge may list one object in several leaves.
+        """
 
     def add(self, parts: VersionParts) -> None:
         inputs = tuple((name, source.upstream) for name, source in parts.inputs.items())

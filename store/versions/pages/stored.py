@@ -1,8 +1,8 @@
 """Pages in the store: listing, reading with a check against a manifest, writing and merging.
 
-Before a page is used, the stored manifest of one of its versions is compared with it: time, epoch and writer must be
-equal. No two versions in any store have the same three values, and versions are numbered without gaps by
-compare-and-swap. So a matching page describes this history, and not that of a removed app of the same name.
+Before its first use, a page is compared with the stored manifest of one version: time, epoch and writer must be equal.
+No two versions in any store have the same three values. So a matching page describes this history, not the history of a
+removed app with the same name.
 """
 
 import re
@@ -30,7 +30,7 @@ PAGE_SIZES = (64, 512, BLOCK)
 _MAX_CACHED_BYTES = 16 << 20
 """Largest stored size of the pages in memory, which take about six times as much."""
 MAX_PAGE_BYTES = 16 << 20
-"""Largest stored size of pages that are merged: a page of a wide table stays small."""
+"""Largest stored size of a merged page. Larger pages are not merged."""
 MAX_SSTS_OF_LEAVES = 1 << 14
 """Maximum number of SSTs of a table whose leaves (then 64, about 2.7 MB) a search by time reads in advance."""
 
@@ -83,7 +83,7 @@ def put_page(store: ObjectStore, page: VersionPage) -> str:
 
 
 def merge_pages(store: ObjectStore, app: str, stage: str, block: range) -> None:
-    """Replace all pages of a block by one page, which also has the versions between them that are in no page.
+    """Replace all pages of a block by one page. The new page also has the block's versions that were in no page.
 
     Costs a listing, two requests for each page that is not in memory, and one for each version that was in no page, at
     most 64.
@@ -111,8 +111,8 @@ def add_pages(
 ) -> list[VersionPage]:
     """Return these pages together with new pages of the versions `others`, ascending and without overlaps.
 
-    `others` are ascending. The function `read` returns a version, or None if it does not exist; many versions are read
-    at a time.
+    `others` are ascending. The function `read` returns a version, or None if the version does not exist. Versions are
+    read concurrently.
     """
     starts = [page.first for page in pages]
     new = []
@@ -164,7 +164,7 @@ class StagePages:
     app: str
     stage: str
     check_at: Callable[[PageRef], int] = lambda ref: ref.last
-    """Function that returns the version of a page whose manifest proves the page; 0 if no manifest is left."""
+    """Function that returns a version whose manifest proves the page valid; 0 if no manifest is left."""
     listed: tuple[PageRef, ...] = ()
     """All listed pages; empty before the first use of `refs`."""
     _refs: tuple[PageRef, ...] | None = None
@@ -183,9 +183,9 @@ class StagePages:
         return self._refs
 
     def load(self, ref: PageRef) -> VersionPage | None:
-        """Return a page, or None if it is missing, damaged or not of this history.
+        """Return a page, or None if it is missing, damaged or belongs to another history.
 
-        Costs two requests side by side, unless this process has read or written the page. Raises `Unavailable`.
+        Costs two concurrent requests, unless this process has read or written the page. Raises `Unavailable`.
         """
         with _lock:
             known = _cache(self.store).get(ref.key)
@@ -222,7 +222,7 @@ class StagePages:
         return self.load(refs[at]) if at < len(refs) and refs[at].first <= version else None
 
     def around(self, time_ms: int) -> tuple[int, Manifest | None]:
-        """Return two bounds for a search: a version committed at or before a time, and the outline of a later version.
+        """Return bounds of a search by time: a version committed at or before `time_ms`, and a later version's outline.
 
         The version is 0 if unknown, the outline None. If one page has both, no version lies between them. Makes a
         listing, and two concurrent requests for a page.
@@ -239,7 +239,7 @@ class StagePages:
             return low, page.outline(page.numbers[row])
 
     def last_before(self, time_ms: int) -> int:
-        """Return the last version of the newest page whose versions are all at or before a time; 0 for no page."""
+        """Return the last version of the newest page that ends at or before a time; 0 for no page."""
         while ended := [ref for ref in self.refs if ref.last_ms <= time_ms]:
             if (page := self.load(ended[-1])) is not None:
                 return page.numbers[-1]

@@ -16,7 +16,7 @@ from tests.operations.attach.memory_checkpoint import MemoryCheckpoint, Row
 pytestmark = pytest.mark.usefixtures("isolated")
 
 BROKE = 7
-"""Batch from which on cents are wrong, in the third version of all but one batch."""
+"""First batch with wrong cents. They are in the third version of all but one of these batches."""
 WRONG = "SELECT country FROM totals WHERE cents > 1e6"
 SEEN_TWICE = "SELECT id FROM totals_seen WHERE id = 700"
 
@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def checkpoint(store: ObjectStore, tmp_path: Path) -> MemoryCheckpoint:
-    """Return a checkpoint of ten batches: two were deleted before the attach, two more before the last four came."""
+    """Return a checkpoint of ten batches. Two were deleted before the attach, two more before the last four came."""
     checkpoint, cache = a_query(4), SstCache(tmp_path / "cache", 1 << 30)
     checkpoint.clean_up(before=2)
     following = tail(store, cache, checkpoint)

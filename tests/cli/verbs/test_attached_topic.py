@@ -1,4 +1,4 @@
-"""Verbs on an app that follows a topic: `attach`, and what a KTable gets by it."""
+"""Verbs on an app that follows a topic: `attach`, and the history that it gives a KTable."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ def attach(*words: str) -> str:
 
 
 def followed(kafka: MemoryKafka) -> None:
-    """Follow three rounds: c3 is deleted, and c1 becomes wrong with the second of two records at offset 6."""
+    """Follow three rounds. c3 is deleted; c1 becomes wrong by the second of the two records at offset 6."""
     send(kafka, c1={"orders": 1, "cents": 7}, c2={"orders": 2, "cents": 9}, c3={"orders": 3, "cents": 1})
     attach()
     send(kafka, c1={"orders": 2, "cents": 8}, c3=None)

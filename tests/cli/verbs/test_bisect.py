@@ -29,12 +29,12 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 
 APART = "SELECT c.flights FROM carriers c, aircraft a WHERE c.flights >= 7 AND a.tail = 'N0' AND a.flights >= 5"
-"""Condition that is true after two tables have each reached a value, in either order."""
+"""Condition that becomes true when two tables have each reached a value, in either order."""
 
 
 @pytest.fixture(scope="module")
 def written_skewed(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Return three stages with different progress; the clock of the last one is slow."""
+    """Return an app whose three stages have read to different points; the clock of the last stage is slow."""
     store = open_store(str(tmp_path_factory.mktemp("skewed") / "store"))
     app = FlightsApp(store, Kafka(), clock=Clock(skew_ms={"carriers": -2_500, "legs": 400}))
     for number in range(10):

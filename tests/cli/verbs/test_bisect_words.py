@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 
 def answer_until_found(truth: int, *, skips: frozenset[str] = frozenset()) -> tuple[int, str]:
-    """Answer each moment by its version of `carriers`. Returns the last exit code and output."""
+    """Answer for each moment by its version of `carriers`. Returns the last exit code and output."""
     result = slackwater("bisect", "start", "flights", "--json")
     while result.exit_code == 0 and (said := json.loads(result.stdout)).get("wanted"):
         assert said["wanted"].startswith("flights/")

@@ -115,7 +115,7 @@ NO_APP = """
 @pytest.mark.usefixtures("app")
 @pytest.mark.parametrize("line", [line.strip() for line in NO_APP.splitlines() if line.strip()])
 def test_every_verb_refuses_an_unknown_app_before_anything_else(line: str) -> None:
-    """One sentence with the existing apps, before any promise or prompt."""
+    """Check for one sentence with the existing apps, before any promise or prompt."""
     result = slackwater(*shlex.split(line))
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[0] == "error: no app named 'nosuch'; there are: flights"
@@ -259,7 +259,7 @@ def test_get_query_and_log_load_no_slow_modules() -> None:
 def test_a_verb_that_skips_cleanup_at_exit_prints_the_same_with_the_same_exit_code(
     words: tuple[str, ...], code: int
 ) -> None:
-    """Compare a run in a separate process with a run in this process by typer's runner, which cleans up normally."""
+    """Compare a run in its own process with a run by typer's runner in this process, which cleans up normally."""
     ran = subprocess.run([*MODULE, *words], capture_output=True, text=True, check=False)
     within = slackwater(*words)
     assert (ran.returncode, within.exit_code) == (code, code)

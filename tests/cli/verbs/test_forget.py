@@ -137,7 +137,7 @@ def test_a_message_that_contains_the_key_is_refused_since_it_would_stay_in_the_l
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_a_file_of_keys_is_read_literally(app: FlightsApp, tmp_path: Path, ending: str) -> None:
-    """Windows line ends work; any other line separator is part of the key."""
+    """Windows line ends are line ends; any other separator is part of the key."""
     app.run([Flight(tail, "C0", 5) for tail in ('a"b', "ä\u2028ö\x0c", " n ")])
     file = tmp_path / "gone.txt"
     lines = ('aircraft=a"b', "aircraft=ä\u2028ö\x0c", "", "aircraft= n ")

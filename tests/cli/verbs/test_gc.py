@@ -30,7 +30,7 @@ def test_gc_without_rules_says_that_all_history_is_kept(tmp_path: Path) -> None:
 
 
 def test_gc_reports_collected_records_of_an_input_archive(tmp_path: Path) -> None:
-    """Their objects are deleted an hour later."""
+    """The records' objects are deleted an hour later."""
     app = FlightsApp(LocalStore(tmp_path), Kafka())
     app.run(flights(20))
     append(app.store, "flights", Extent(0, 0, 10))

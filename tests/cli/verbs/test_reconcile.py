@@ -33,7 +33,7 @@ def warehouse(app: FlightsApp, tmp_path: Path) -> pa.Table:
 
 
 def counts(theirs: pa.Table) -> dict[str, int]:
-    """Return the counts of DuckDB's full join with the app's table."""
+    """Return the counts that DuckDB computes by a full join with the app's table."""
     ours = pa.Table.from_pylist(from_json("query", "flights", "FROM carriers")["rows"])
     with duckdb.connect() as con:
         con.register("ours", ours)
@@ -147,7 +147,7 @@ def test_no_message_has_a_password() -> None:
 
 
 def place_of(app: FlightsApp, carrier: str, *, last: bool = False) -> str:
-    """Return the address of a record with this carrier: the first, or with `last` one not read by all stages."""
+    """Return the address of this carrier's first record; with `last`, of a record that not all stages have read."""
     places = [
         (partition, offset)
         for partition, messages in enumerate(app.kafka.topics["flights"])

@@ -34,7 +34,7 @@ def test_status_shows_every_stage_upstream_first() -> None:
 
 
 def test_status_shows_which_stages_are_running(app: FlightsApp) -> None:
-    """Check that a heartbeat counts only for its own epoch: a fenced runner runs nothing."""
+    """Check that a heartbeat counts only for its own epoch, since a fenced runner runs nothing."""
     writer = str(ULID())
     runners.HEARTBEATS.put(app.store, runners.Heartbeat(writer, "host:1", {"legs": 1, "carriers": 2}), "flights")
     (found,) = from_json("status")

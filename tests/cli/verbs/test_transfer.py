@@ -86,6 +86,6 @@ def test_python_exports_the_same_way() -> None:
 @pytest.mark.usefixtures("late")
 @pytest.mark.parametrize("name", ["out", "out.xyz/", "out.csv/", "out-1.5", "out.2025-01-31"])
 def test_a_path_without_a_file_ending_or_with_a_trailing_slash_is_a_folder(name: str) -> None:
-    """Digits after a point, as in a version or a date, are no file ending."""
+    """Check that digits after a point, as in a version or a date, are not taken for a file ending."""
     done("export", "flights@good", name)
     assert (Path(name) / "tables" / "carriers").is_dir()

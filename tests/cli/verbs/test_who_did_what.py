@@ -1,4 +1,4 @@
-"""The log of operations: every verb that changes something is recorded with user, time, reason and change."""
+"""The log of operations: every change by a verb is recorded with user, time and reason."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,12 +48,12 @@ class Change:
 
     call: Callable[[FlightsApp], object]
     makes: tuple[str, ...] = ()
-    """Stages that get a version from the verb."""
+    """Stages for which the verb makes a version."""
     app: str = "flights"
     noted: str = ""
-    """Name in the log; empty for the verb's name."""
+    """Name in the log, if it is not the verb's name."""
     claims: int = 0
-    """Number of versions that each stage gets before the verb's own version."""
+    """Number of versions of each stage that come before the verb's own version."""
 
 
 def typed(*words: str) -> Callable[[FlightsApp], object]:
@@ -61,14 +61,14 @@ def typed(*words: str) -> Callable[[FlightsApp], object]:
 
 
 def migrated(app: FlightsApp) -> None:
-    """Do the part of `migrate` that needs no Spark."""
+    """Do the part of `migrate` that does not need Spark."""
     with sw.because(WHY):
         found = find_plan(app.store, changed(app), {"delay": "minutes"})
         migrate(app.store, found, {}, by=whoami(), now_ms=app.clock.tick("legs"))
 
 
 def began(app: FlightsApp) -> None:
-    """Do the part of `init` that needs no Spark."""
+    """Do the part of `init` that does not need Spark."""
     first = replace(FIRST, app="loaded", by=whoami())
     rows = RowSource(sql="SELECT 'C1' AS carrier, 1::BIGINT AS flights, 2.0::DOUBLE AS delay")
     with sw.because(WHY):
@@ -94,7 +94,7 @@ def clone_made_anew(app: FlightsApp) -> None:
 
 
 def promoted(app: FlightsApp) -> None:
-    """Promote a clone that has run. Both apps are at the same offsets and have read everything."""
+    """Promote a clone that has run. Both apps have read everything, up to the same offsets."""
     done("clone", "flights", "staging")
     FlightsApp(app.store, app.kafka, "staging", clock=app.clock)  # its runner claims its stages
     # There are no sinks, so that nothing is asked of Kafka but where topics end.

@@ -1,4 +1,4 @@
-"""Cloning, without Kafka, an app that has no repartition topics."""
+"""Clone an app without repartition topics, without Kafka."""
 
 import pytest
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ NOTE = "note: no Kafka configured (--kafka), so it was not checked whether 'orde
 
 
 def write_shop(store: ObjectStore) -> None:
-    """Write an app of one stage over a user's topic; two batches."""
+    """Write an app with one stage over a user's topic, and two batches."""
     apps.ensure_app(store, AppInfo("app", START_MS))
     first = Input("orders", (0, 0))
     head = claim(

@@ -36,7 +36,7 @@ INVARIANT = '[invariants.none-is-large]\nwhere = "SELECT k FROM totals WHERE top
 
 
 class Webhook:
-    """Server that keeps what is posted to it, and answers with a status."""
+    """Server that stores the bodies that are posted to it, and answers with a status."""
 
     def __init__(self) -> None:
         self.posted: list[dict[str, Any]] = []

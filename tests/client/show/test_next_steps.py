@@ -37,7 +37,7 @@ def path_of(verdict: Verdict, *versions: tuple[str, int]) -> TracedCause:
 
 
 def has_bad_rows(app: FlightsApp, ref: str) -> bool:
-    """Return True if a clone of the moment has read the bad record, or reads a row of it from a channel."""
+    """Return True if a clone of the moment has read the bad record, or will read a row of it from a channel."""
     cut = resolve(app.store, ref, now_ms=app.clock.now_ms)
     rows = [row for state in in_flight(app.store, cut) for table in app.kafka.read(state) for row in table.to_pylist()]
     read = sum(cut.stages["legs"].inputs["flights"].offsets)

@@ -8,7 +8,7 @@ from docs.site import PAGES, ROOT
 
 
 class Block(NamedTuple):
-    """A fenced block: its page, the heading of its section, and its number among the page's blocks in that language."""
+    """A fenced block: its page, its section's heading, and its number among the page's blocks of that language."""
 
     page: str
     heading: str
@@ -18,12 +18,12 @@ class Block(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name as a test parameter."""
+        """Block's name as a test parameter."""
         return f"{self.page}-{self.language}-{self.number}"
 
 
 class Command(NamedTuple):
-    """A command in a block, with the output lines below it."""
+    """A command in a block, and the output lines below it."""
 
     words: str
     output: tuple[str, ...]

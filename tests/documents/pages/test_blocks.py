@@ -1,4 +1,4 @@
-"""Code blocks of the documentation: each is checked as far as possible, or listed with a reason why not."""
+"""Code blocks of the documentation: each is checked as far as possible, or listed with the reason why not."""
 
 import json
 import os
@@ -51,7 +51,7 @@ messages: DataFrame
 now: Moment
 spark: SparkSession
 """
-"""Prefix of a page's snippets, which are checked as one module."""
+"""Text to put before a page's snippets, which are checked as one module."""
 OWN = {
     "README.md": "app: StoredApp",
     "docs/first-app.md": "app: sw.App\nORDER: str",
@@ -61,14 +61,14 @@ OWN = {
     "docs/tuning.md": "app: sw.App\nby_customer: Any",
     "docs/writing-apps.md": "app: sw.App\nrows: DataFrame\nVisits: Any",
 }
-"""Additional prefix of single pages."""
+"""More text to put before the snippets of single pages."""
 
 UNTYPED = (
     'Unexpected keyword argument "min_offsets" for "at"',
     'Argument 1 to "Record" has incompatible type "dict[',
     'Argument 1 to "loads" has incompatible type "bytes | None"',
 )
-"""Errors of mypy in correct blocks, such as for `sw.open`, whose result is a store or a server."""
+"""Errors that mypy reports in correct blocks, for example for `sw.open`, whose result is a store or a server."""
 
 
 def block_id(block: object) -> str:
@@ -85,7 +85,7 @@ def test_every_block_is_checked_or_listed_with_a_reason() -> None:
 
 
 def test_every_python_block_passes_mypy(tmp_path: Path) -> None:
-    """Checks programs one by one, and the snippets of a page as one module, with mypy."""
+    """Check each program, and all snippets of a page as one module, with mypy."""
     for block in PROGRAMS:
         (tmp_path / f"program_{module_name(block)}_{block.number}.py").write_text(block.code)
     for page in dict.fromkeys(block.page for block in SNIPPETS):

@@ -1,4 +1,4 @@
-"""Feeders of the documentation and the examples report undelivered events, also by exit code."""
+"""Feeders of the documentation and the examples report undelivered events, also by their exit code."""
 
 import subprocess
 import sys

@@ -80,18 +80,18 @@ INSTEAD = {
     "s3://archive/slackwater": "archive",
     "/srv/lake/flights": "lake",
 }
-"""Moments that a young app lacks, and places that a test lacks, with their replacements in the typed commands."""
+"""Moments that a young app lacks, and places that do not exist in a test, with their replacements."""
 ENDING = {"run": "--until-caught-up", "replicate": "--once", "snapshot take": "--instant", "check": "--versions=1"}
-"""Verbs that run until Ctrl-C, wait for a running app or replay many versions, with the option that makes them end."""
+"""Verbs that run until Ctrl-C, wait for a running app or replay many versions, with options that make them end."""
 FIRST = {
     ("docs/changing-a-program.md", "Go back"): ["slackwater migrate shop.py --rename largest=largest_cents"],
     ("docs/disaster-recovery.md", "Watch it"): ["slackwater replicate shop --to /data/elsewhere"],
     ("docs/disaster-recovery.md", "Drill"): ["slackwater replicate shop --to /data/elsewhere"],
     ("docs/disaster-recovery.md", "Fail over"): ["slackwater replicate shop --to /data/elsewhere"],
 }
-"""Commands of earlier sections on which a section depends."""
+"""Commands of earlier sections that a section depends on."""
 MAY_FAIL = ("slackwater query flight ", "slackwater diff ", "slackwater check ")
-"""Prefixes of commands that show an error, or exit with 1 for a difference."""
+"""Beginnings of commands that show an error, or that exit with 1 because of a difference."""
 
 
 def changed(text: str) -> str:
@@ -185,7 +185,8 @@ def test_commands_on_the_flights_app_succeed(session: tuple[str, str], tmp_path:
 def shops(one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], tuple[Path, str]]:
     """Return a function that gives a folder with a program and its app, and the address of the app's Kafka.
 
-    The program is that of the README, or that of a new project. The app has read orders; the last ones are faulty.
+    The program is that of the README, or that of a new project. The app has read orders, of which the last ones are
+    faulty.
     """
 
     @cache

@@ -108,7 +108,7 @@ def counted(ledger: Ledger) -> int:
 
 
 def await_end(await_commit: Callable[[str], BatchReport]) -> None:
-    """Wait for the error that ends the app."""
+    """Wait until an error ends the app."""
     while True:
         await_commit("accounts")
 

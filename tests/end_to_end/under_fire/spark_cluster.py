@@ -23,7 +23,7 @@ _START_PATIENCE_S = 180.0
 _STOP_PATIENCE_S = 10.0
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _KEPT = ("PATH", "JAVA_HOME", "JDK_JAVA_OPTIONS", "LANG", "LC_ALL", "TMPDIR", "NO_PROXY", "no_proxy")
-"""The only variables of this process's environment that a worker gets."""
+"""The only variables that a worker gets from this process's environment."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def standalone(folder: Path, *, workers: int) -> Iterator[Cluster]:
 
 
 def _server(folder: Path, kind: str, *words: str, more: Mapping[str, str] | None = None) -> SupervisedProcess:
-    """Start a master or a worker, with the environment of another user on another machine."""
+    """Start a master or a worker in an environment like that of another user on another machine."""
     home = Path(pyspark.__file__).parent
     environment = {
         **{name: os.environ[name] for name in _KEPT if name in os.environ},

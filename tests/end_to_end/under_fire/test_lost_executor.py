@@ -1,4 +1,4 @@
-"""An executor is lost with its machine: its state partitions are spread over the other executors."""
+"""An executor is lost with its machine; its state partitions are spread over the other executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broker outages and deleted offsets: the app waits, names what is missing, or skips it if told to."""
+"""Broker outages and deleted offsets: the app waits, names the missing offsets, or skips them if told to."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A run that gets a stop signal, in any phase and by any of its processes, exits cleanly and loses nothing."""
+"""A run that gets a stop signal, in any phase and in any of its processes, exits cleanly and loses nothing."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def says(app: Running, words: str) -> None:
 
 
 def a_batch_is_held(ledger: Ledger, app: Running) -> None:
-    """Wait until a batch is blocked, by sabotage or by the program itself."""
+    """Wait until a batch is blocked, either by sabotage or by the program itself."""
     held = ledger.folder / "held"
     eventually(lambda: held.exists() or app.process.poll() is not None, "a batch is under way")
     assert held.exists(), app.errors.read_text()

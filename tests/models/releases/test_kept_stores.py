@@ -1,4 +1,4 @@
-"""Stores written by earlier releases and kept as files: later releases must give the same answers.
+"""Stores that earlier releases wrote, kept as files: later releases must give the same answers.
 
 `python -m tests.models.releases.test_kept_stores` writes the store of the present format. Run it for a new format only:
 the files of old formats stand for what users have in their buckets.

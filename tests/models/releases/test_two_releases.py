@@ -1,7 +1,7 @@
 """Two releases on one store: the older release reads formats up to 1, the newer release writes format 2.
 
 Each command runs in a process of one release. The older release must either run a command as if it were alone, or
-refuse it with an object's name and format and change nothing. The newer release must read everything that both have
+refuse it, name an object and its format, and change nothing. The newer release must read everything that both have
 written.
 """
 

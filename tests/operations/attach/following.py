@@ -27,7 +27,7 @@ LATEST = MemoryTable(
 
 @dataclass(slots=True)
 class RacingCheckpoint(MemoryCheckpoint):
-    """A checkpoint whose query may act between two reads: each read runs the next step of `between`."""
+    """A checkpoint that changes between two reads: each read first runs the next step of `between`."""
 
     between: Iterator[Callable[[], object]] = field(default_factory=lambda: iter(()))
 
@@ -37,7 +37,7 @@ class RacingCheckpoint(MemoryCheckpoint):
 
 
 def query(*tables: MemoryTable) -> RacingCheckpoint:
-    """Return a query without a committed batch."""
+    """Return a query that has not committed a batch yet."""
     return RacingCheckpoint(tables or (TOTALS, SEEN, LATEST))
 
 
@@ -84,7 +84,7 @@ def _hashable(value: object) -> object:
 
 
 def truth(checkpoint: MemoryCheckpoint, batch: int) -> dict[str, dict[Row, Row]]:
-    """Return the expected rows of a version up to this batch."""
+    """Return the rows that a version up to this batch must have."""
     found = checkpoint.state(batch)
     return {"totals": found[""]} | {f"totals_{name.lower()}": rows for name, rows in found.items() if name}
 
@@ -96,7 +96,7 @@ def versions(store: ObjectStore) -> tuple[Manifest, ...]:
 
 
 def check_never_wrong(store: ObjectStore, cache: SstCache, checkpoint: MemoryCheckpoint) -> None:
-    """Check that each version has the query's rows at the end of its last batch, and names its batches."""
+    """Check that each version names its batches, and has the query's rows at the end of the last of them."""
     before = 0
     for each in versions(store):
         assert each.attached is not None

@@ -29,7 +29,7 @@ Changes = Mapping[str, Mapping[Row, Row | None]]
 class MemoryCheckpoint:
     """In-memory implementation of `FollowedCheckpoint`.
 
-    Batches that were cleaned up are gone; `keeps_changes` turns on Spark's changelog.
+    Batches that were cleaned up are gone. `keeps_changes` turns on Spark's changelog.
     """
 
     tables: tuple[MemoryTable, ...]
@@ -66,11 +66,11 @@ class MemoryCheckpoint:
         self.batches.append(ReadableBatch(at, dict(offsets), watermark_ms, next_watermark_ms, committed_ms))
 
     def clean_up(self, before: int) -> None:
-        """Delete the batches before this one, except the newest, as Spark does in the background."""
+        """Delete the batches before this one, but not the newest. Spark does this in the background."""
         self.first = max(self.first, min(before, len(self.batches) - 1))
 
     def state(self, batch: int) -> dict[str, dict[Row, Row]]:
-        """Return the rows of all tables at the end of a batch, even one cleaned up, as the truth for tests."""
+        """Return the true rows of all tables at the end of a batch, even if it was cleaned up."""
         return {table.name: self._states[batch].get(table.name, {}) for table in self.tables}
 
     def resume(self, head: Manifest | None, /) -> None:
@@ -104,7 +104,10 @@ class MemoryCheckpoint:
     def read_changes(
         self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
     ) -> Iterator[pa.Table]:
-        """Return changes as `FollowedCheckpoint` does; for lists of existing keys, only the appended elements."""
+        """Return changes as `FollowedCheckpoint` does.
+
+        With `appended`, a list of an existing key has only its new elements.
+        """
         self._check_there(after + 1)
         if not self.keeps_changes:
             raise Gone("the query keeps no changes of its state", hint="it keeps them with its changelog on")
@@ -126,7 +129,7 @@ class MemoryCheckpoint:
 
 
 def _appended(row: Row, before: Mapping[Row, Row]) -> Row:
-    """Reduce a changed list row, `DELETED` last, to the appended elements if possible.
+    """Reduce a changed list row to its appended elements if possible; `DELETED` is its last value.
 
     Returns the row, and True if it was reduced.
     """

@@ -30,7 +30,7 @@ QUERY = Path(__file__).parents[3] / "examples" / "spark_totals.py"
 
 @contextmanager
 def live_query(checkpoint: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the query with few keys and a batch at most every 200 ms; it has committed some at the start."""
+    """Run the query with few keys and a batch at most every 200 ms. It has committed some batches at the start."""
     size = ("--orders-per-second", "2000", "--customers", "300", "--every", "200 milliseconds")
     with subprocess.Popen(
         [sys.executable, str(QUERY), str(checkpoint), *size, *words],
@@ -45,7 +45,7 @@ def live_query(checkpoint: Path, *words: str) -> Iterator[subprocess.Popen[bytes
 
 
 def end(query: subprocess.Popen[bytes]) -> None:
-    """Kill the query, and wait until its JVM, which has the same output, is gone and writes no more."""
+    """Kill the query, and wait until its JVM, which shares its output, has ended and writes no more."""
     query.kill()
     assert query.stdout is not None
     query.stdout.read()
@@ -60,7 +60,7 @@ def bytes_of(folder: Path) -> dict[str, str]:
 
 
 def truth(checkpoint: ReadableCheckpoint, batch: int) -> dict[tuple[object, ...], tuple[object, ...]]:
-    """Return a whole state as Spark's own reader returns it."""
+    """Return a whole state as read by Spark's own reader."""
     (table,) = checkpoint.tables
     rows = (row for some in checkpoint.read_rows(table, batch) for row in python_rows(some))
     return {(row.pop("customer"),): tuple(row.values()) for row in rows}

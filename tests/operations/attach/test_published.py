@@ -1,4 +1,4 @@
-"""Spark's own published examples, attached while they run: each version equals Spark's own reading of the batch."""
+"""Spark's own published examples, attached while they run: each version equals Spark's reading of the batch."""
 
 import os
 import signal
@@ -59,7 +59,7 @@ def lines(random: Random) -> list[str]:
 
 
 class Words:
-    """A replacement for netcat in the examples: it sends lines to its clients."""
+    """A replacement for netcat, which the examples use: it sends lines to its clients."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -91,7 +91,7 @@ class Words:
 def running(
     spark: SparkSession, name: str, arguments: Sequence[str], other: Sequence[str], checkpoints: Path
 ) -> Iterator[Running]:
-    """Run an example, with one text of it replaced, in this session."""
+    """Run an example in this session, with one text in it replaced."""
     failed: list[BaseException] = []
     text = (EXAMPLES / name).read_text()
     text = text.replace(*other) if other else text
@@ -186,7 +186,7 @@ def test_an_example_that_reads_a_socket_can_be_attached(
 
 @dataclass
 class OfKafka:
-    """The unchanged example that reads Kafka, as a separate program, and its topic."""
+    """The unchanged example that reads Kafka, as a separate program, with its topic."""
 
     broker: str
     checkpoints: Path
@@ -217,7 +217,7 @@ class OfKafka:
         return self._process.poll() is None
 
     def send(self) -> None:
-        """Send a batch's words. The query reads records once it knows its start."""
+        """Send a batch's words. The query must know its start before it reads records."""
         begun = lambda: any(self.checkpoints.glob("*/sources/0/0")) or not self.isActive  # noqa: E731
         eventually(begun, "the example begins")
         assert self.isActive
@@ -246,7 +246,7 @@ def test_the_example_that_reads_kafka_can_be_attached(tmp_path: Path, spark: Spa
 
 
 def test_a_query_without_state_is_refused_with_one_sentence(tmp_path: Path, spark: SparkSession) -> None:
-    """An example of one is `structured_blockchain_admission_control.py`."""
+    """Such an example is `structured_blockchain_admission_control.py`."""
     writer = spark.readStream.format("rate").load().writeStream.format("noop")
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True).start().awaitTermination()
     with pytest.raises(Refused, match="its query is stateless"), open_checkpoint(str(tmp_path / "checkpoint"), spark):

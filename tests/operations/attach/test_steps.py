@@ -24,7 +24,7 @@ class Simulated:
         """Largest number of batches in a version."""
 
     def round(self) -> int:
-        """Run a round; return the number of batches that waited at its start."""
+        """Run a round. Returns the number of batches that were waiting at its start."""
         newest = self.missed + int(self.now_s / PERIOD_S)
         waiting, came = newest + 1 - self.next_batch, newest - self.newest
         self.so_far, self.took, self.newest = (

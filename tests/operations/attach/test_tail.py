@@ -235,7 +235,7 @@ def test_a_table_that_the_query_added_begins_with_all_of_its_rows(cache: SstCach
 
 
 def test_a_killed_follower_is_continued_by_the_next_one(cache: SstCache) -> None:
-    """Kills at every request of a claim, of a first version, of batches, and of missed batches."""
+    """The follower is killed at every request of a claim, of a first version, of batches, and of missed batches."""
 
     def fresh() -> tuple[AgingStore, RacingCheckpoint]:
         store, checkpoint = AgingStore(), query()

@@ -4,7 +4,7 @@ A store has:
 
 - an input archive of `events`: records in JSON, Avro or Protobuf, in which one field leads to the key of the table
   `people`;
-- an input archive of `transfers`: records with the same words and numbers, which are keys of nobody;
+- an input archive of `transfers`: records with the same words and numbers, but not as keys of people;
 - a channel with records in flight: some are kept by a snapshot, others unread in Kafka;
 - rejected records.
 
@@ -113,7 +113,7 @@ class RandomStore:
     people: list[str] = field(default_factory=list)
     kind: str = "JSON"
     path: str = "$.user.id"
-    """Field of an event that leads to the key."""
+    """Field of an event whose value leads to the key."""
     unread: list[pa.Table] = field(default_factory=list)
     garbage: int = 0
     """Number of records that cannot be decoded."""
@@ -184,7 +184,7 @@ class RandomStore:
         return f'{{"n": {n}, {inside}, "note": {self._text(rnd.choice(self.people))}}}'.encode()
 
     def _transfer(self, who: str) -> bytes:
-        """Return a record of no person. It contains a person's name as amount, as note, and as the record's key."""
+        """Return a record that belongs to no person. A person's name is its amount, its note and its key."""
         amount = who if who.isdigit() else self._text(who)
         return f'{{"n": {self.number()}, "amount": {amount}, "note": {self._text(who)}}}'.encode()
 
@@ -302,7 +302,7 @@ class Found:
     """Content of an object, decoded by Spark's rules in plain Python."""
 
     records: Mapping[int, frozenset[str]]
-    """For each record number, the people to whom the record belongs."""
+    """The people to whom each record belongs, by record number."""
     undecoded: int
 
 

@@ -58,7 +58,7 @@ class Runner:
         self.made_again = 0
 
     def begin(self) -> PendingVersion:
-        """Compute a batch with a record of each key on the current state."""
+        """Compute a batch, with a record of each key, on the current state."""
         base = self.committer.tip
         merged = replace(base, ssts=apply_results(base.ssts, self.merges))
         keys = pa.concat_tables([parse_key("people", TABLE, [who]) for who in ALL])
@@ -75,7 +75,7 @@ class Runner:
         return PendingVersion(base, manifest, self.merges, time.monotonic(), lambda _done: None)
 
     def end(self, change: PendingVersion) -> None:
-        """Commit a batch. Like a stage's runner, compute it again if keys were forgotten meanwhile."""
+        """Commit a batch. If keys were forgotten meanwhile, it is computed again, as by a stage's runner."""
         try:
             self.committer.submit(change)
         except ForgottenMeanwhile:
@@ -92,7 +92,7 @@ class Runner:
         )
 
     def counts(self) -> dict[str, int]:
-        """Return the counts by key in the newest version, read like another process."""
+        """Return the counts by key in the newest version, read as by another process."""
         store = fresh(self.store)
         head = history.head(store, "app", "people")
         assert head is not None

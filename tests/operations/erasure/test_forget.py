@@ -46,7 +46,7 @@ KEY = "aircraft=N003"
 
 
 def declared(app: FlightsApp, *more: str) -> DeclaredFields:
-    """Declare the key fields of the archive that some tests write; no stage reads its topic."""
+    """Declare the key fields of the archive that some tests write; its topic is read by no stage."""
     try:
         has_archive = index.newest(fresh(app.store), app.name, TOPIC) is not None
     except Corruption:
@@ -120,7 +120,7 @@ def test_no_tombstone_of_the_key_remains_and_an_empty_sst_is_no_longer_reference
 
 
 def test_cached_references_of_this_process_lead_to_the_rewritten_objects(cache: SstCache) -> None:
-    """Covers cached manifests, open moments, and mapped SSTs."""
+    """The cached references are manifests, open moments, and mapped SSTs."""
     app = busy_app()
     cut = resolve(app.store, "flights", now_ms=LATER_MS)
     sql = "SELECT tail FROM aircraft ORDER BY tail"
@@ -145,7 +145,7 @@ def test_cached_references_of_this_process_lead_to_the_rewritten_objects(cache: 
 
 
 def test_other_processes_re_read_after_missing_a_deleted_object(cache: SstCache, tmp_path: Path) -> None:
-    """Covers a process with an open moment and without a copy of an SST."""
+    """Such a process has an open moment, and no copy of an SST."""
     app = busy_app()
     other, its_cache = fresh(app.store), SstCache(tmp_path / "other", 1 << 30)
     cut = resolve(other, "flights", now_ms=LATER_MS)

@@ -1,4 +1,4 @@
-"""A forget that is killed at any request: a version has all of the key or nothing, and a repeated call finishes."""
+"""A forget that is killed at any request: a version has all rows of the key or none, and a repeated call finishes."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ FIELDS = DeclaredFields({"aircraft": ("orders:value",)})
 
 
 def whole_app() -> FlightsApp:
-    """Return an app with a snapshot that keeps in-flight records, a clone with SSTs of its own, and an archive."""
+    """Return an app with a snapshot that keeps in-flight records, a clone that has SSTs of its own, and an archive."""
     app = aging_app()
     app.run(flights(20))
     app.compact("aircraft")

@@ -1,4 +1,4 @@
-"""Topics with a log of their own, beside the topic in memory: what a table must hold after any of its versions."""
+"""Topics in memory that also keep a log of all records: it determines the rows that each version must have."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class Clock:
 
 @dataclass(slots=True)
 class LoggedTopic:
-    """A topic, and every record that was ever sent to it, by partition; a deleted record is None."""
+    """A topic, and all records ever sent to it, by partition; a deleted record is None."""
 
     kafka: MemoryKafka
     name: str = "shop-totals-changelog"
@@ -75,7 +75,7 @@ def tail_of(store: ObjectStore, cache: SstCache, kafka: MemoryKafka, clock: Cloc
 
 
 def rows_of(store: ObjectStore, cache: SstCache, version: Manifest) -> dict[object, dict[str, object]]:
-    """Return the rows of a version by key, without internal columns and nulls."""
+    """Return the rows of a version by key, without internal columns and without nulls."""
     assert version.table is not None
     names = [column.name for column in version.table.values]
     stored = rows_at(store, cache, version)["totals"]

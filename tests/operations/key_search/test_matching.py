@@ -197,7 +197,7 @@ _TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 
 @given(st.lists(_TEXT, min_size=1, max_size=8), st.lists(_TEXT, min_size=1, max_size=4, unique=True), st.data())
 def test_json_is_read_as_by_python_whatever_is_escaped(values: list[str], gone: list[str], data: st.DataObject) -> None:
-    """Random characters are escaped."""
+    """The texts have randomly escaped characters."""
     values += gone
 
     def written(text: str) -> str:

@@ -103,7 +103,7 @@ def test_a_compaction_is_a_separate_version_that_changes_no_row(app: FlightsApp,
 
 
 class Odd(MemoryStore):
-    """A store that raises an undeclared error when an SST of one stage is put."""
+    """A store that raises an undeclared error at a put of an SST of one stage."""
 
     stage = ""
 
@@ -132,7 +132,7 @@ def test_a_table_that_fails_is_named_and_the_other_tables_are_merged(cache: SstC
 
 
 def changes(before: Manifest) -> dict[str, Any]:
-    """Return how a version may differ from the one before a compaction."""
+    """Return the fields in which a version may differ from the one before a compaction."""
     names = ("version", "writer", "time_ms", "kind", "ssts", "by", "duration_ms", "inputs", "outputs")
     names += ("stats", "totals")
     return {name: getattr(before, name) for name in names}
@@ -170,7 +170,7 @@ def test_later_stages_and_a_running_snapshot_continue_after_a_compaction(app: Fl
 
 
 class Interrupted(MemoryStore):
-    """A store that does something before a version of kind "compaction" is created."""
+    """A store that calls a function before a version of kind "compaction" is created."""
 
     def __init__(self) -> None:
         super().__init__()

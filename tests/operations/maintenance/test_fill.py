@@ -34,7 +34,7 @@ BEGAN_MS = 1_700_000_000_000
 
 
 def an_app(store: ObjectStore, *, days: int = 3) -> MemoryKafka:
-    """Return an app that began at offset 5 and read ten records per partition and day, from two partitions."""
+    """Return an app that began at offset 5, and read ten records per day from each of two partitions."""
     kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
     kafka.create_topics({TOPIC: 2})
     kafka.send(TOPIC, (Record(b"%d" % n, p, time_ms=BEGAN_MS + n) for n in range(100) for p in (0, 1)), patience_s=1)

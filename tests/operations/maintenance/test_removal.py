@@ -37,7 +37,7 @@ def made(store: AgingStore | None = None) -> FlightsApp:
 
 
 def gone(app: FlightsApp, name: str = "flights", **more: object) -> Removed:
-    """Remove an app; waiting advances the store's clock instead."""
+    """Remove an app. Waiting advances the store's clock."""
     arguments = {"by": "ada@host", "now_ms": LATER_MS, "pause": store_of(app).pause} | more
     return remove_app(app.store, name, **arguments)  # type: ignore[arg-type]
 

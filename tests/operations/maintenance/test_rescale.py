@@ -42,7 +42,7 @@ def newest(app: FlightsApp, stage: str = "aircraft") -> Manifest:
 
 
 def totals(app: FlightsApp, cache: SstCache, ref: str, table: str = "aircraft") -> dict[str, int]:
-    """Return the delay of each key of a table by a query."""
+    """Return the delay of each key in a table, as a query returns it."""
     with closing(connect(app.store, cache, resolve(app.store, ref, now_ms=app.clock.now_ms))) as con:
         rows = run_query(con, f"SELECT * FROM {table}")
     return dict(zip(rows.column(0).to_pylist(), rows["delay"].to_pylist(), strict=True))

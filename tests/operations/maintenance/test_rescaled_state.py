@@ -35,17 +35,20 @@ batches = st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 99),
 
 @dataclass(frozen=True)
 class Era:
-    """Operations while the table has one number of state partitions."""
+    """Operations during which the table has one number of state partitions."""
 
     partitions: int
     batches: list[tuple[int, dict[Key, int | None]]]
-    """Changes, each with a choice of the number of tasks among the divisors of `partitions`."""
+    """Changes, each with a number that chooses the number of tasks among the divisors of `partitions`."""
     trigger: int
     """Number of SSTs at which compaction begins."""
     width: int
-    """Maximum runs per merge. SSTs this small all have one size, and would all be merged."""
+    """Maximum number of runs per merge.
+
+    Without it, all of these SSTs would be merged, because they have the same size.
+    """
     late: int
-    """Number of batches after which merges are committed; the rest in the next era."""
+    """Number of batches after which merges are committed; those that remain are committed in the next era."""
 
 
 eras = st.builds(
@@ -59,7 +62,7 @@ eras = st.builds(
 
 
 class State:
-    """A table, and a dictionary with the same rows after every step."""
+    """A table, and a dictionary that has the same rows after every step."""
 
     def __init__(self, folder: Path, con: duckdb.DuckDBPyConnection, hashes: Hashes) -> None:
         self.store, self.cache, self.con, self.hashes = MemoryStore(), SstCache(folder, 1 << 30), con, hashes

@@ -1,4 +1,4 @@
-"""Retiring a stage that the program no longer has: one version, after which the app runs on without it."""
+"""Retiring a stage that the program no longer has: after one version, the app continues without it."""
 
 import pytest
 from msgspec.structs import replace

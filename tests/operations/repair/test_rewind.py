@@ -51,7 +51,7 @@ def rewound(
 
 
 def totals(app: FlightsApp) -> dict[str, dict[str, tuple[int, int, int]]]:
-    """Return the tables' expected rows when every flight of the topic has been counted once."""
+    """Return the rows that the tables must have when every flight of the topic has been counted once."""
     found: dict[str, dict[str, tuple[int, int, int]]] = {"aircraft": {}, "carriers": {}}
     for message in (each for partition in app.kafka.topics[app.topic] for each in partition):
         for flight in message.flights:

@@ -1,4 +1,4 @@
-"""A rewind's report of published rows: it counts all rows since that moment, even if sinks were restarted."""
+"""A rewind's report of published rows: all rows since the moment are counted, even if sinks were restarted."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -30,7 +30,7 @@ def world() -> Iterator[World]:
 
 
 def published(world: World, folder: str, count: int) -> None:
-    """Send records, and let both apps process them; this app publishes."""
+    """Send records, and let both apps process them while this app publishes."""
     if folder not in world.runners:
         world.start(folder)
     world.send(count)

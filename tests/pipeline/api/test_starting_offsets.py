@@ -1,4 +1,4 @@
-"""Where a new stage starts on a topic, by the options of Spark's Kafka source."""
+"""The offsets at which a new stage starts on a topic, by the options of Spark's Kafka source."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which input fields a column comes from, traced in the plan of a stage's function."""
+"""The input fields of a column, traced in the plan of a stage's function."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -111,7 +111,10 @@ def test_columns_are_traced_to_their_source_fields(spark: SparkSession, name: st
 
 
 def test_sources_are_traced_through_a_stages_state(spark: SparkSession) -> None:
-    """Covers a table's key and the columns of channels, by kind of state. A Python function hides its sources."""
+    """Traced for a table's key and for the columns of channels, by kind of state.
+
+    A Python function hides its sources.
+    """
     app = sw.App("lineage")
     newest = sw.repartition("newest", key="who", partitions=1)
     counted = sw.repartition("counted", key="who", partitions=1)

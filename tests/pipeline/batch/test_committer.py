@@ -1,4 +1,4 @@
-"""Asynchronous commits concurrent with compactions of other processes, takeovers and storage faults."""
+"""Asynchronous commits during compactions by other processes, takeovers and storage faults."""
 
 import threading
 import time
@@ -51,7 +51,7 @@ def head_of(store: ObjectStore) -> Manifest:
 
 
 def compact(store: ObjectStore) -> Manifest:
-    """Commit a compaction as `slackwater compact` in another process would."""
+    """Commit a compaction, as `slackwater compact` does in another process."""
     compaction = following(head_of(store), kind="compaction", writer="compact")
     commit(store, compaction)
     return compaction

@@ -65,7 +65,7 @@ SUMS = [name for name in NUMBERS if name not in ("day", "at", "local")]
 
 
 def everything() -> dict[str, Aggregate]:
-    """Return every aggregate of every supported type, except sums of `i64`, which overflow most of the time."""
+    """Return every aggregate of every supported type, except sums of `i64`, which nearly always overflow."""
     made = {"n": sw.count()}
     for name in VALUES:
         by = BYS[len(made) % len(BYS)]
@@ -102,12 +102,12 @@ def frame_of(rows: pa.Table, parts: int = 3) -> DataFrame:
 
 
 def plain(value: object) -> object:
-    """Return NaN as a value that equals itself."""
+    """Return the value, with NaN replaced by a value that equals itself."""
     return "NaN" if isinstance(value, float) and isnan(value) else value
 
 
 def merged(rows: pa.Table, state: BoundState) -> dict[tuple[object, ...], dict[str, object]] | str:
-    """Return the state's rows by key, for rows with only `_hash`; or the error if a sum overflows."""
+    """Return the state's rows by key for rows that have only `_hash`, or the error if a sum overflows."""
     rows, groups = group_by_key(rows, KEY)
     keys = rows.select(list(KEY)).take(pa.array(groups.starts))
     old = pa.table([pa.nulls(groups.num, field.type) for field in state.values], schema=state.values)
@@ -212,7 +212,7 @@ HOURLY = ("hour", "station")
 
 
 def readings(random: np.random.Generator, count: int) -> pa.Table:
-    """Return readings of a day around noon, some without a time, and some of the year 2500."""
+    """Return readings of a day around noon. Some have no time, and some are from the year 2500."""
     minutes = random.integers(-720, 720, count)
     rows = []
     for minute, odd in zip(minutes.tolist(), random.integers(0, 50, count).tolist(), strict=True):

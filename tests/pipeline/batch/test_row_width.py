@@ -27,11 +27,11 @@ ROWS = pa.schema([("name", pa.string()), ("n", pa.int64())])
 SMALL_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": "65536"}
 WIDE, NARROW = "w" * 2_000, "n" * 20
 NUM_NARROW, NUM_WIDE = 8_000, 200
-"""Several hundred kilobytes of each, in two tasks."""
+"""Number of narrow and of wide rows, each several hundred kilobytes in two tasks."""
 
 
 class CountingTask(StateTask):
-    """A task that also reports the number of Arrow batches in which it got its rows."""
+    """A task that also reports in how many Arrow batches it got its rows."""
 
     def run(self, rows: pa.Table, number: int) -> TaskReport:
         return replace(super().run(rows, number), partials=rows["_hash"].num_chunks)
@@ -58,7 +58,7 @@ def totals(folder: Path, reports: tuple[TaskReport, ...]) -> dict[str, int]:
 
 @contextmanager
 def job_statuses(spark: SparkSession, group: str) -> Iterator[list[str]]:
-    """Yield a list that has the statuses of the block's Spark jobs after the block."""
+    """Yield a list that gets the statuses of the block's Spark jobs when the block ends."""
     statuses: list[str] = []
     spark.sparkContext.setJobGroup(group, group)
     try:

@@ -1,4 +1,4 @@
-"""Small batches have fewer tasks than hash ranges and write as many SSTs as tasks; their rows are the same."""
+"""Small batches have fewer tasks than hash ranges, and write one SST per task; their rows are the same."""
 
 from pathlib import Path
 

@@ -214,7 +214,7 @@ class Sent(NamedTuple):
         return Position(name, (self.up_to(version),), version, (self.up_to(version),), here)
 
     def plan(self, start: int, versions: int) -> int:
-        """Return the end of the next batch: after at most this many versions, and never past a marker."""
+        """Return the end of the next batch, which has at most this many versions and never goes past a marker."""
         ahead = [at for at in self.markers.values() if at > start]
         return min(start + versions, *ahead, len(self.rows))
 
@@ -235,7 +235,7 @@ def channels(draw: st.DrawFn) -> dict[str, Sent]:
 
 @dataclass
 class Reader:
-    """A stage that reads the channels, commit by commit; `unwanted` are cancelled or completed snapshots."""
+    """A stage that reads the channels, commit by commit. `unwanted` are cancelled or completed snapshots."""
 
     sent: Mapping[str, Sent]
     history: list[Manifest] = field(default_factory=list)

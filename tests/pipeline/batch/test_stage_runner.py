@@ -1,4 +1,4 @@
-"""One batch of a stage, from Spark's plan to the manifest, on in-memory Kafka, with a loop instead of a Spark job."""
+"""One batch of a stage, from Spark's plan to the manifest, with Kafka in memory and a loop instead of a Spark job."""
 
 import json
 import time
@@ -57,9 +57,9 @@ class Looped(StageJob):
         self.stage, self.kafka = config.stage, open_kafka(config.resources.kafka)
         self.jobs = 0
         self.clocks: list[int] = []
-        """Clock for look-ups of each attempt."""
+        """Clock that each attempt uses for look-ups."""
         self.records: list[object] = []
-        """Number of records that each job got."""
+        """Number of records that each job was given."""
 
     def _compute_rows(  # type: ignore[override]
         self, rows: list[int], base: Manifest, times: BatchTimes, **more: object
@@ -151,7 +151,7 @@ class Running:
         return head
 
     def headers(self) -> list[list[str]]:
-        """Return the headers in each partition of the output."""
+        """Return the headers of the messages in each partition of the output."""
         ends = self.kafka.offset_bounds(self.topic)[1]
         return [
             [
@@ -164,7 +164,7 @@ class Running:
 
 
 def at(name: str, version: int, rows: int, *snapshots: str) -> Position:
-    """Return the position after a version; each partition has as many messages as versions, and `rows` rows."""
+    """Return the position after a version. Each partition has one message per version, and `rows` rows."""
     return Position(name, (version, version), version, (rows, rows), snapshots)
 
 

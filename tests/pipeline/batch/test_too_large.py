@@ -1,4 +1,4 @@
-"""Records that exceed a topic's size limit: named in an error, or rejected by the sink."""
+"""Records that exceed a topic's size limit: they are named in an error, or rejected by the sink."""
 
 import os
 from typing import Any

@@ -21,7 +21,7 @@ def admitted(order: TurnOrder) -> str:
 
 
 def experienced(readers: dict[str, set[str]], stages: str) -> TurnOrder:
-    """Return a turn order in which each of these stages has already had a turn."""
+    """Return a turn order in which each of these stages has had a turn."""
     order = TurnOrder(readers)
     for stage in stages:
         order.add(stage)
@@ -58,7 +58,7 @@ def test_stages_that_never_had_a_turn_go_first() -> None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[int, dict[str, set[str]]]:
-    """Draw a number of stages and an acyclic graph in which each stage is read by some later stages."""
+    """Draw a number of stages, and an acyclic graph in which later stages read earlier ones."""
     count = draw(st.integers(1, 6))
     readers = {str(at): {str(to) for to in range(at + 1, count) if draw(st.booleans())} for at in range(count)}
     return count, readers

@@ -31,7 +31,7 @@ FILES = ["library-1-all.zip", "server-1.jar"]
 
 
 class Repository(SimpleHTTPRequestHandler):
-    """A Maven repository over HTTP, served from a folder; as a proxy, it answers for every host."""
+    """A Maven repository over HTTP, served from a folder. As a proxy, it answers for every host."""
 
     asked: list[str]
 
@@ -47,7 +47,7 @@ class Repository(SimpleHTTPRequestHandler):
 
 @contextmanager
 def repository(folder: Path, context: ssl.SSLContext | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Serve a repository with two jars; yields its port and the list of requests."""
+    """Serve a repository with two jars. Yields its port and the list of its requests."""
     for name in FILES:
         file = folder / "maven" / "tests" / name.partition("-")[0] / "1" / name
         file.parent.mkdir(parents=True)

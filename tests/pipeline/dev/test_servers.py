@@ -39,7 +39,7 @@ PATIENCE_S = 60.0
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """Return the processes of servers under a folder, whoever started them: program by process id."""
+    """Return the processes of all servers under a folder: program by process id."""
     mark = f"-Dslackwater.server={folder}{os.sep}"
     return {
         each.pid: Path(each.info["cmdline"][0]).name
@@ -56,7 +56,7 @@ def servers_of(folder: Path) -> set[int]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Yield a folder with blanks, a comma and a non-ASCII letter in its name; checks that no server is left in it."""
+    """Yield a folder whose name has blanks, a comma and a non-ASCII letter. Checks that no server is left in it."""
     folder = tmp_path / "a folder, für alle"
     folder.mkdir()
     yield folder
@@ -151,7 +151,7 @@ def test_a_server_stops_when_its_test_process_is_killed(folder: Path) -> None:
 
 
 def on_a_terminal(*words: str) -> list[str]:
-    """Return the lines that a user of a terminal sees, without colours."""
+    """Return the lines that a user sees in a terminal, without colours."""
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "slackwater.cli.main", *words]
     with subprocess.Popen(command, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"}) as verb:

@@ -1,8 +1,8 @@
-"""A gate before a broker that logs clients in as Amazon MSK does: by presigned URLs, for as long as these are valid.
+"""A gate before a broker. It logs clients in as Amazon MSK does: by presigned URLs, for as long as they are valid.
 
-It answers Kafka's two requests of a login by itself, and forwards all others. Like a broker, it ends a connection whose
-client does not log in again before its session ends (KIP-368). It checks Signature Version 4 of a presigned URL as AWS
-documents it, with nothing but the standard library.
+It answers Kafka's two requests of a login by itself, and forwards all others. Like a broker, it ends a connection if
+the client does not log in again before its session ends (KIP-368). It checks Signature Version 4 of a presigned URL as
+AWS documents it, using only the standard library.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FAILED = 58
 
 
 class MskGate:
-    """A gate, as a context manager. `upstream` is the port of a broker's listener."""
+    """A gate, as a context manager. `upstream` is the port of the broker's listener."""
 
     def __init__(self, secret_keys: dict[str, str]) -> None:
         self.secret_keys = secret_keys
-        """Secret keys by access key; a test may change them."""
+        """Secret keys by access key. A test may change them."""
         self.port, self.upstream = choose_port(), 0
         self.logins: list[tuple[str, bool]] = []
-        """Tokens of all logins, with True for those that were admitted. Clients of earlier tests go on logging in."""
+        """Tokens of all logins, each with True if it was admitted. Clients of earlier tests continue to log in."""
         self._listener = socket.create_server((HOST, self.port))
         self._sockets: list[socket.socket] = []
 
@@ -51,7 +51,7 @@ class MskGate:
         return time.time() < end_of(token) and is_signed(token, self.secret_keys)
 
     def tokens(self, access_key: str, *, admitted: bool = True) -> list[str]:
-        """Return the tokens of an access key that were admitted, or refused."""
+        """Return the tokens of an access key that were admitted, or those that were refused."""
         return [token for token, was in self.logins if was == admitted and is_of(token, access_key)]
 
     def _accept(self) -> None:
@@ -88,7 +88,7 @@ class _Connection:
             self._client.sendall(struct.pack(">i", len(frame)) + frame)
 
     def _handle(self, frame: bytes) -> bool:
-        """Handle a request of the client. Returns False to end the connection."""
+        """Handle a request from the client. Returns False to end the connection."""
         api, version, number, length = struct.unpack_from(">hhih", frame)
         body = frame[10 + max(length, 0) :]
         if api == _HANDSHAKE:
@@ -138,7 +138,7 @@ def _bytes(sock: socket.socket, count: int) -> bytes:
 
 
 def signed_fields(token: str) -> dict[str, str]:
-    """Return the query of a token of MSK."""
+    """Return the query of an MSK token."""
     return dict(parse_qsl(urlsplit(_url(token)).query, strict_parsing=True))
 
 
@@ -147,7 +147,7 @@ def is_of(token: str, access_key: str) -> bool:
 
 
 def end_of(token: str) -> float:
-    """Return the time at which a token of MSK expires, in seconds since 1970."""
+    """Return the time at which an MSK token expires, in seconds since 1970."""
     fields = signed_fields(token)
     signed = datetime.strptime(fields["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     return signed.timestamp() + int(fields["X-Amz-Expires"])
@@ -159,7 +159,7 @@ def _url(token: str) -> str:
 
 
 def is_signed(token: str, secret_keys: Mapping[str, str]) -> bool:
-    """Return True if a token of MSK is signed with the secret key that belongs to its access key."""
+    """Return True if an MSK token is signed with the secret key that belongs to its access key."""
     parts, fields = urlsplit(_url(token)), signed_fields(token)
     user, day, region, service, end = fields["X-Amz-Credential"].split("/")
     assert (service, end, fields["Action"]) == ("kafka-cluster", "aws4_request", "kafka-cluster:Connect")

@@ -1,4 +1,4 @@
-"""A server that issues tokens for OIDC's client credentials: JSON Web Tokens without a signature."""
+"""A server that issues tokens for OIDC client credentials: JSON Web Tokens without a signature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.json_servers import JsonHandler, JsonServer, serving
 
 
 class OidcServer(JsonServer):
-    """Issues tokens that are valid for `lifetime_s` seconds, to the client whose secret is `secret`."""
+    """Server that gives tokens, valid for `lifetime_s` seconds, to the client with the secret `secret`."""
 
     def __init__(self, secret: str) -> None:
         super().__init__(_Handler)

@@ -1,4 +1,4 @@
-"""Brokers with users: one with ACLs (KRaft's authorizer, which denies by default), one with a guarded listener."""
+"""Brokers with users: one with ACLs (by KRaft's authorizer, which denies by default), one with a guarded listener."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +22,7 @@ _LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required usern
 
 
 class SecuredKafka(EmbeddedKafka):
-    """Broker on which `admin` may do everything, and `app` what `allow` grants."""
+    """Broker on which `admin` may do everything, and `app` only what `allow` grants."""
 
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
         made = super()._prepare(java, classpath)
@@ -83,7 +83,7 @@ class SecuredKafka(EmbeddedKafka):
         )
 
     def allow(self, operation: str, kind: str, name: str, *, prefixed: bool = False) -> None:
-        """Grant the app's user a right, with the arguments of `kafka-acls`: `Read`, `topic`, `orders`."""
+        """Grant a right to the app's user. The arguments are those of `kafka-acls`: `Read`, `topic`, `orders`."""
         admin = AdminClient(self.client(ADMIN).properties)
         for answer in admin.create_acls(
             [AclBinding(*self._binding(operation, kind, name, prefixed=prefixed))]
@@ -99,9 +99,9 @@ class SecuredKafka(EmbeddedKafka):
 
 
 class GuardedKafka(EmbeddedKafka):
-    """A broker with a second listener, whose settings are in `lines`, for clients that log in.
+    """A broker with a second listener for clients that log in; `lines` has its settings.
 
-    Clients of this listener are told the port `door`, by default the listener's own.
+    The broker tells these clients to use the port `door`, by default the listener's own.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class GuardedKafka(EmbeddedKafka):
 
 
 def login_module(name: str, arguments: str = "") -> str:
-    """Return the setting of a guarded listener for a mechanism, such as `plain`, with the arguments of its module."""
+    """Return a guarded listener's setting for a mechanism, such as `plain`, with the arguments of its module."""
     modules = {
         "plain": "plain.PlainLoginModule",
         "scram-sha-256": "scram.ScramLoginModule",

@@ -1,4 +1,4 @@
-"""Kafka combined with an archive behaves like a Kafka that has lost nothing, as far as the archive reaches."""
+"""Within the archive's range, Kafka combined with the archive behaves like a Kafka that has lost nothing."""
 
 from collections.abc import Sequence
 from uuid import uuid4
@@ -213,7 +213,7 @@ def test_records_missing_from_the_archive_are_named_and_earlier_ones_are_read() 
 
 
 def test_only_messages_with_forgotten_keys_may_have_fewer_rows_than_sent() -> None:
-    """A replay of a later stage reads the remaining rows; elsewhere, the counts must match the manifests."""
+    """A replay of a later stage reads the remaining rows. Elsewhere, counts must match the manifests."""
     kafka, store = a_kafka(), MemoryStore()
     rows = pa.RecordBatch.from_pydict({"tail": ["N001", "N003", "N003"]})
     for attempt in (b"a1", b"a2"):

@@ -1,4 +1,4 @@
-"""Logins to a real broker: tokens that are renewed, and passwords and secrets that change while clients run."""
+"""Logins to a real broker: tokens are renewed, and passwords and secrets change while clients run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.running import Ledger, eventually
 pytestmark = [pytest.mark.kafka, pytest.mark.ci]
 
 KEYS, SECRET, PASSWORD = ("AKIA0MSKA", "AKIA0MSKB", "AKIA0MSKC"), "hush7hush7secretkey", "hush7hush7password"
-"""Access keys of one test each, and secrets of all."""
+"""Access keys, one for each test, and the secrets that all tests use."""
 _SESSION_S = 3.0
 _MECHANISMS = (
     "sasl.enabled.mechanisms=SCRAM-SHA-256,OAUTHBEARER",
@@ -89,7 +89,7 @@ def scram(broker: GuardedKafka, file: Path) -> dict[str, str]:
 
 @dataclass
 class Traffic:
-    """Requests of every kind through one `Kafka`: topics, writes, reads, and a producer with transactions."""
+    """Requests of every kind through one `Kafka`: topics, writes, reads, and a transactional producer."""
 
     kafka: Kafka
     topic: str = field(default_factory=lambda: f"traffic-{uuid4().hex[:8]}")
@@ -271,7 +271,7 @@ def test_credentials_that_msk_refuses_are_named(gate: MskGate) -> None:
 
 @dataclass
 class LoggedIn(Ledger):
-    """An app that logs in; the ledger itself writes and reads by the broker's open listener."""
+    """An app that logs in. The ledger itself writes and reads through the broker's open listener."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
 

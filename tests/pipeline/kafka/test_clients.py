@@ -1,4 +1,4 @@
-"""Clients of a process that several threads use while a secret changes."""
+"""Kafka clients that several threads of a process use while a secret changes."""
 
 import socket
 import threading
@@ -33,9 +33,9 @@ REQUESTS: dict[str, Request] = {
 
 
 class FragileAdmin:
-    """Stands for confluent-kafka's admin client. It is discarded during each request, which then fails.
+    """Takes the place of confluent-kafka's admin client. It is discarded during each request, which then fails.
 
-    `lost` has the requests that were awaited after the last reference to it had ended.
+    `lost` has the requests that were still awaited when the last reference to the client had ended.
     """
 
     def __init__(self, clients: Clients, lost: list[str]) -> None:

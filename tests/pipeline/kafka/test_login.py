@@ -31,7 +31,7 @@ MSK = {"bootstrap.servers": BROKERS, "slackwater.auth": "msk-iam"}
 def no_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the AWS configuration of this machine.
 
-    Uses the test's own `monkeypatch`: another one could end first, and this one would then delete what it restored.
+    Uses the test's own `monkeypatch`: if another one ended first, this one would delete what that one had restored.
     """
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -176,9 +176,9 @@ def test_an_error_of_a_server_of_credentials_that_passes_is_an_outage(
 
 @pytest.fixture
 def vault(no_aws: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Configure a program that prints credentials, each valid for ten minutes: boto3 renews them at that age.
+    """Configure a program that prints credentials, valid for ten minutes, which boto3 then renews.
 
-    The program fails while the returned file has a text.
+    The program fails as long as the returned file is not empty.
     """
     calls, sealed, program = tmp_path / "calls", tmp_path / "sealed", tmp_path / "credentials.py"
     calls.touch()

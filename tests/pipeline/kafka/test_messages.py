@@ -1,4 +1,4 @@
-"""Messages of repartition topics: committed attempts, positions, and markers, in lists and on in-memory Kafka."""
+"""Messages of repartition topics: committed attempts, positions and markers, in lists and in an in-memory Kafka."""
 
 from dataclasses import replace
 from uuid import uuid4
@@ -142,7 +142,7 @@ class Written:
         return send_messages(self.kafka, self.topic, messages, attempt.encode(), patience_s=180)
 
     def version_with(self, numbers: list[int], *snapshots: str, count: int = 0) -> Output:
-        """Send messages as a fenced writer, then commit a version whose row count is wrong by `count`."""
+        """Send messages as a fenced writer, then commit a version. Its row count is wrong by `count`."""
         self.version += 1
         self.send("dead", [7, 8, 9])
         ends, attempt = list(self.output.ends), f"w.{self.version}"

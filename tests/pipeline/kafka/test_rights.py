@@ -92,7 +92,7 @@ def test_committing_group_offsets_without_the_right_gives_up_quietly(secured: Se
 
 @dataclass
 class Guarded(Ledger):
-    """An app whose user has only the granted rights; the administrator owns the topic."""
+    """An app whose user has only the granted rights. The administrator owns the topic."""
 
     broker: SecuredKafka | None = None
     user: str = ADMIN
@@ -110,7 +110,7 @@ class Guarded(Ledger):
 
 
 def app_that_may_only_read_its_topic(secured: SecuredKafka, folder: Path) -> Guarded:
-    """Return an app that may only read its topic; check that its first runs name the missing rights."""
+    """Return an app that may only read its topic. Checks that its first runs name the missing rights."""
     ledger = Guarded(secured.bootstrap, folder, broker=secured)
     ledger.send(600)
     ledger.user = USER

@@ -1,4 +1,4 @@
-"""Rules that every implementation of the Kafka protocol obeys: in memory, and on a real broker."""
+"""Rules for every implementation of the `Kafka` protocol: in memory, and on a real broker."""
 
 import re
 from collections.abc import Iterator
@@ -267,7 +267,7 @@ def published(kafka: Kafka, topic: str) -> list[bytes | None]:
 
 @pytest.fixture
 def target(kafka: Kafka, topic: str) -> str:
-    """Return a topic to publish to, and create the topic to which positions refer."""
+    """Return a topic to publish to. Also creates the topic to which positions refer."""
     kafka.create_topics({f"{topic}-source": 1})
     return topic
 

@@ -1,7 +1,7 @@
 """Pairs of Avro schemas, a writer's and a compatible reader's, and the writer's messages as bytes.
 
-The bytes are encoded here by the specification, so that they include legal forms that writers avoid: blocks with a
-size, duplicate keys of a map. https://avro.apache.org/docs/1.12.0/specification/
+The bytes are encoded here, by the specification, so that they include legal forms that writers avoid: blocks with a
+size, and duplicate map keys. https://avro.apache.org/docs/1.12.0/specification/
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _WIDER = {
     "bytes": ("string",),
 }
 _ORDER = ("int", "long", "float", "double", "string", "bytes")
-"""Promotion targets follow their sources, so that all readers choose the same branch."""
+"""Types in an order in which promotion targets follow their sources, so that all readers choose the same branch."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A writer's schema, a reader's schema, encoded values of the writer, and whether the schemas are compatible."""
+    """A writer's and a reader's schema, encoded values of the writer, and True if the schemas are compatible."""
 
     written: Any
     read: Any
@@ -72,7 +72,7 @@ def number(value: int) -> bytes:
 
 
 def body(node: Any, value: Any) -> bytes:
-    """Encode a value. A union's value is a pair of branch number and value, a map's a list of pairs."""
+    """Encode a value. The value of a union is a pair of branch number and value; that of a map is a list of pairs."""
     if isinstance(node, list):
         branch, chosen = value
         return number(branch) + body(node[branch], chosen)
@@ -110,7 +110,7 @@ def body(node: Any, value: Any) -> bytes:
 
 
 class Schemas:
-    """Generator of schemas, compatible readers, and values. Names are unique within it."""
+    """Generates schemas, compatible readers, and values. All names are different."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -187,12 +187,12 @@ class Schemas:
         return sorted(order, key=lambda one: _ORDER.index(kind_of(one)) if kind_of(one) in _ORDER else -1)
 
     def default(self, depth: int) -> tuple[Any, Any]:
-        """Return a schema, and a default value for it in JSON."""
+        """Return a schema, with a default value for it in JSON."""
         node = self.node(depth)
         return (node, self.json(node)) if not isinstance(node, list) else (node, self.json(node[0]))
 
     def json(self, node: Any) -> Any:
-        """Return a value in the form of a field's default in JSON."""
+        """Return a value as it is written in JSON, as the default of a field."""
         if isinstance(node, list):
             return self.json(node[0])
         kind = kind_of(node)
@@ -318,13 +318,13 @@ def kind_of(node: Any) -> str:
 
 
 def takes_bytes(node: Any) -> bool:
-    """True if an encoded value has at least one byte; arrays of values without bytes are refused."""
+    """True if every encoded value has at least one byte. Arrays of values without bytes are refused."""
     fields = node.get("fields") if isinstance(node, dict) else None
     return any(takes_bytes(field["type"]) for field in fields) if fields is not None else node != "null"
 
 
 def length(data: bytes) -> int:
-    """Return the length that bytes begin with, if it is below 64."""
+    """Return the length with which bytes begin, if it is below 64."""
     return data[0] >> 1
 
 

@@ -44,7 +44,7 @@ _IMPORTS = "".join(f'import "google/protobuf/{name}.proto";\n' for name in ("tim
 
 @dataclass(frozen=True)
 class Pair:
-    """Texts of a writer's and a reader's schema, both with a message `p.M`, and bytes."""
+    """Texts of a writer's and a reader's schema, which both have a message `p.M`, and bytes."""
 
     written: str
     read: str
@@ -53,7 +53,7 @@ class Pair:
 
 @dataclass
 class Field:
-    """A field: `label` is its modifier, `oneof` the name of its group."""
+    """A field. `label` is its modifier, and `oneof` the name of its group."""
 
     number: int
     kind: str
@@ -65,7 +65,7 @@ class Field:
 
 
 class Files:
-    """Generator of a file: syntax, enums, message types, and the fields of `M`."""
+    """Generates a file: syntax, enums, message types, and the fields of `M`."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -147,7 +147,7 @@ class Files:
         return self.draw(_SCALARS[_name(field)])
 
     def small(self, field: Any) -> Any:
-        """Return one of a few keys."""
+        """Return one of a few keys, so that keys are repeated."""
         if field.cpp_type == field.CPPTYPE_STRING:
             return self.one_of("", "k")
         return bool(self.one_of(0, 1)) if field.cpp_type == field.CPPTYPE_BOOL else self.one_of(0, 1)

@@ -1,4 +1,4 @@
-"""Avro columns compared with fastavro's resolution: same schemas and bytes, value by value."""
+"""Avro columns compared with fastavro, value by value, for the same schemas and bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def theirs(pair: Pair, body: bytes, read: Any) -> Any:
 
 
 def lenient(node: Any) -> Any:
-    """Return the schema with nullable fields and wider numbers, which we read beyond Avro's resolution rules."""
+    """Return the schema with nullable fields and wider numbers.
+
+    We read these, but Avro's resolution rules do not allow them.
+    """
     if isinstance(node, list):
         return [*(inner for one in node for inner in lenient(one) if inner != "null"), "null"]
     if isinstance(node, str):
@@ -53,7 +56,7 @@ def lenient(node: Any) -> Any:
 
 
 def is_same(ours: Any, value: Any, node: Any) -> bool:
-    """True if a column's value equals fastavro's, which returns defaults in their JSON form."""
+    """True if a column's value equals fastavro's. fastavro returns defaults in their JSON form."""
     if value is None or ours is None:
         return value is None and ours is None
     # With values of the writer's unions fastavro gives the name of the reader's type.

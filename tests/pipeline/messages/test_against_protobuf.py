@@ -1,4 +1,4 @@
-"""Protobuf columns compared with google.protobuf's parser: same schemas and bytes, value by value."""
+"""Protobuf columns compared with google.protobuf, value by value, for the same schemas and bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = b"\0\0\0\0\x07"
 
 
 def columns(message: Any) -> dict[str, Any]:
-    """Return a message in the form of columns: null for a missing field with presence."""
+    """Return a message in the form of columns: null for a missing field that tracks presence."""
     return {field.name: column(message, field) for field in message.DESCRIPTOR.fields}
 
 
@@ -68,7 +68,7 @@ def plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def counted(kind: pa.DataType) -> pa.DataType:
-    """Return the type with times as integers of microseconds, because Python cannot represent all times."""
+    """Return the type with times as integer microseconds, because Python cannot represent all times."""
     if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         return pa.int64()
     if pa.types.is_struct(kind):

@@ -56,7 +56,7 @@ def topic(*values: bytes | None) -> DataFrame:
 
 
 def test_a_decoded_column_is_traced_to_its_message_field(registry: EmbeddedRegistry) -> None:
-    """`forget` uses this to find a person in stored messages."""
+    """By such a trace, `forget` finds a person in stored messages."""
     number = registry.register("orders-value", ORDER)
     clear_latest_schemas()
     with default_topics(["orders"]):

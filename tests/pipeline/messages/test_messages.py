@@ -44,7 +44,7 @@ def avro(schema: Any) -> Schema:
 
 
 def plain(value: Any) -> Any:
-    """Return Arrow's maps as pairs."""
+    """Return a value with Arrow's maps as pairs."""
     if isinstance(value, list) and value and isinstance(value[0], tuple):
         return {key: plain(one) for key, one in value}
     if isinstance(value, dict):
@@ -321,7 +321,7 @@ def test_a_schema_without_columns_is_refused_with_one_sentence(schema: Schema, w
 
 
 def decoded(writer: Any, reader: Any, body: bytes) -> dict[str, Any]:
-    """Decode an Avro message; return its record, or the reason why it is bad."""
+    """Decode an Avro message. Returns its record, or the reason why it is bad."""
     messages, known = pa.array([b"\0\0\0\0\x01" + body], pa.binary()), Known({1: avro(writer)})
     values, bad = read_batch(messages, open_reader(avro(reader)), "AVRO", known)
     return {"bad": bad[0].why.removeprefix("schema id 1: ")} if bad else values.to_pylist()[0]

@@ -35,7 +35,7 @@ TYPES: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 @st.composite
 def tables(draw: st.DrawFn) -> pa.Table:
-    """Draw a slice of rows with nulls, so that code must respect buffer offsets."""
+    """Draw a slice of rows with nulls, so that the code must respect buffer offsets."""
     kinds = draw(st.lists(st.sampled_from(list(TYPES)), min_size=1, max_size=4))
     rows = draw(st.integers(1, 6))
     columns = [pa.array(draw(st.lists(st.none() | TYPES[kind], min_size=rows, max_size=rows)), kind) for kind in kinds]
@@ -103,7 +103,10 @@ ANY_64 = st.integers(-(2**63) + 1, 2**63 - 1) | st.integers(-(10**16), 10**18) |
 
 
 def spark_time(us: int, zone: str) -> str:
-    """Return a time as Spark's `to_json` writes it, by numpy's calendar: four digits, or more with a sign."""
+    """Return a time as Spark's `to_json` writes it, by numpy's calendar.
+
+    Years have four digits, or more with a sign.
+    """
     text = str(np.datetime64(us // 1_000, "ms"))
     year, rest = text[: text.index("-", 1)], text[text.index("-", 1) :]
     sign = "-" if year.startswith("-") else "+" if len(year) > 4 else ""

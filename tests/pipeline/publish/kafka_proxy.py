@@ -1,4 +1,4 @@
-"""A Kafka proxy that simulates a bad network: it delivers one request late, twice, or never."""
+"""A Kafka proxy that simulates a bad network: it delivers a request late, twice, or never."""
 
 from __future__ import annotations
 
@@ -25,29 +25,28 @@ class Api(IntEnum):
 
 
 Fate = Literal["late", "twice", "never"]
-"""`late`: at the time that `deliver_before` sets. `twice`: at once, but its answer is lost, so the client repeats it.
-"""
+"""`late`: when `deliver_before` says so. `twice`: at once, but its answer is lost, so that the client repeats it."""
 
 _NAMING = (Api.METADATA, Api.FIND_COORDINATOR)
-"""Requests whose answers contain broker addresses."""
+"""Requests whose answers contain addresses of brokers."""
 _DEADLINE_S = 30.0
 
 
 class _Link:
-    """A client's connection with its connection to the broker, which stays open while a request is delayed."""
+    """A client's connection, and its connection to the broker, which stays open while a request is delayed."""
 
     def __init__(self, client: socket.socket, behind: tuple[str, int]) -> None:
         self.client = client
         self.broker = socket.create_connection(behind)
         self.asked: dict[int, int] = {}
-        """Key of each unanswered request by correlation id."""
+        """Key of each unanswered request, by correlation id."""
         self.kept: list[bytes] | None = None
-        """A delayed request, and all later ones; None if nothing is delayed."""
+        """The delayed request and all later ones; None if nothing is delayed."""
         self.late_answer = b""
 
 
 class KafkaProxy:
-    """Forwards to the broker at `behind`, with its own address in the answers.
+    """Forwards requests to the broker at `behind`. Answers contain the proxy's own address.
 
     Attributes:
         answered: Number of answered requests, by key.
@@ -73,14 +72,14 @@ class KafkaProxy:
         self.cut_off = False
 
     def keep(self, api: Api, fate: Fate, *, cut: bool = True) -> None:
-        """Delay the next request of this key; then disconnect the client, or let its request time out."""
+        """Delay the next request with this key. Then disconnect the client, or let its request time out."""
         with self._news:
             self._keep, self._late, self.late_answer = (api, fate, cut), None, b""
 
     def deliver_before(self, api: Api, *, skip: int = 0, crash: bool = False) -> None:
-        """Deliver the delayed request before the next (or a later) request of this key.
+        """Deliver the delayed request before the next request with this key, or before a later one.
 
-        With `crash`, disconnect the client then.
+        With `crash`, then disconnect the client.
         """
         with self._news:
             assert self._late is not None, "nothing is kept back"
@@ -98,7 +97,7 @@ class KafkaProxy:
             self.cut_off = False
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Wait until the proxy is in a state."""
+        """Wait until this condition of the proxy is true."""
         with self._news:
             assert self._news.wait_for(until, _DEADLINE_S)
 
@@ -137,7 +136,7 @@ class KafkaProxy:
             _shut(link.broker)
 
     def _passes(self, link: _Link, api: int, frame: bytes) -> bool:
-        """Return True if a request is forwarded at once."""
+        """Return True if a request is to be forwarded at once."""
         if link.kept is not None:
             link.kept.append(frame)
             return False
@@ -211,7 +210,7 @@ def _shut(end: socket.socket) -> None:
 
 @contextmanager
 def kafka_proxy(behind: str) -> Iterator[KafkaProxy]:
-    """Run a proxy, closed at the end."""
+    """Run a proxy until the block ends."""
     proxy = KafkaProxy(behind)
     thread = Thread(target=proxy.serve)
     thread.start()

@@ -1,4 +1,4 @@
-"""A model of a transactional broker, a committing stage and killable publishers, to test `core` without Kafka."""
+"""A model of a transactional broker, a committing stage and killable publishers, for tests of `core` without Kafka."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -66,14 +66,14 @@ class Broker:
     published: list[int] = field(default_factory=list)
     place: PublishedPosition = START
     owner: int = 0
-    """Newest producer of the transactional id; others are fenced."""
+    """Newest producer of the transactional id; all others are fenced."""
 
 
 @dataclass
 class Topic:
     """A topic to publish to.
 
-    `happens` runs before and after each effect: it may run other publishers, and returns "killed", or "broken" if no
+    `happens` runs before and after each effect. It may run other publishers, and it returns "killed", or "broken" if no
     answer arrives.
     """
 
@@ -136,7 +136,7 @@ class Topic:
 
 @dataclass
 class Receiver:
-    """Receiver of a user's function: rows and the version in one transaction."""
+    """Receiver in a user's function: stores rows and the version in one transaction."""
 
     rows: list[int] = field(default_factory=list)
     version: int = 0
@@ -186,7 +186,7 @@ class Function:
 
 
 class Runner:
-    """A publisher driven step by step: reopened after errors, gone when killed."""
+    """A publisher driven step by step. It is reopened after errors, and gone when killed."""
 
     def __init__(self, stage: Stage, target: Target) -> None:
         self.stage, self.target = stage, target
@@ -199,7 +199,7 @@ class Runner:
         self.backlog.offer(self.stage.versions[-1])
 
     def step(self) -> bool:
-        """Run one step; return True if there may be more to do. Raises `Killed`."""
+        """Run one step. Returns True if there may be more to do; raises `Killed`."""
         try:
             if not self.opened:
                 self.publisher.open()

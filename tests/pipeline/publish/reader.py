@@ -6,7 +6,7 @@ from slackwater.pipeline.kafka.protocol import Kafka, Message
 
 
 def committed(kafka: Kafka, topic: str) -> Iterator[Message]:
-    """Yield all records that a `read_committed` consumer of a topic gets, partition by partition."""
+    """Yield all records of a topic that a `read_committed` consumer gets, partition by partition."""
     starts, ends = kafka.offset_bounds(topic)
     for partition, (start, end) in enumerate(zip(starts, ends, strict=True)):
         for messages in kafka.read(topic, partition, start, end, patience_s=60):

@@ -66,7 +66,7 @@ class World:
                     runner.hear()
 
     def step(self, runner: Runner) -> None:
-        """Run a step of a runner, unless the runner is already inside one: a publisher is a single thread."""
+        """Run a step of a runner, unless the runner is inside a step: a publisher has a single thread."""
         if getattr(runner, "busy", False):
             return
         runner.busy = True  # type: ignore[attr-defined]

@@ -73,7 +73,7 @@ class App:
 
 
 def kill_after(process: "subprocess.Popen[str]", versions: int, pause_s: float) -> None:
-    """Kill the process a pause after its start and some versions, unless it exits first."""
+    """Kill the process a pause after it has printed some versions, unless it exits first."""
     assert process.stdout is not None
     for _ in range(versions):
         if not process.stdout.readline():

@@ -40,7 +40,7 @@ class Rows(TopicTarget):
 
 
 class NewBook:
-    """Positions of a new sink, which begins at the start; they are not stored."""
+    """Positions of a new sink, which starts at the beginning. They are not stored."""
 
     sink = Sink("", 0, since=1, kind="topic")
 
@@ -101,7 +101,7 @@ class World:
         assert self.proxy.late_answer
 
     def late_and_crash(self, api: Api, at: Api, *, skip: int = 0, cut: bool = True) -> None:
-        """Deliver a request late, and kill the publisher then; it resumes after another publisher's transaction."""
+        """Deliver a request late, and then kill the publisher. It resumes after another publisher's transaction."""
         self.proxy.keep(api, "late", cut=cut)
         self.version()
         self.proxy.deliver_before(at, skip=skip, crash=True)
@@ -202,7 +202,7 @@ def test_a_late_record_has_no_effect_even_on_a_broker_that_does_not_verify_trans
 
 @contextmanager
 def verification(bootstrap: str, value: str) -> Iterator[None]:
-    """Set whether the broker verifies with coordinators that a record's transaction is open."""
+    """Set if the broker asks coordinators whether a record's transaction is open."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
 
     def alter(entry: ConfigEntry) -> None:

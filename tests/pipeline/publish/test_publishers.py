@@ -1,4 +1,4 @@
-"""The publishers of a runner, in this process: which errors they report, and that they continue after them."""
+"""The publishers of a runner, in this process: the errors that they report, and how they continue after them."""
 
 import os
 import re

@@ -59,7 +59,7 @@ def test_a_records_fault_is_recognised_even_if_the_record_contains_sparks_own_er
 
 
 def test_an_expressions_error_that_spark_does_not_wrap_is_a_records_fault() -> None:
-    """For some conditions Python receives the JVM's error through py4j."""
+    """For some conditions, Python gets the JVM's error through py4j."""
     said = (
         "org.apache.spark.SparkException: [{}] Malformed records are detected in record parsing: [null].\n"
         "com.fasterxml.jackson.core.io.JsonEOFException: Unexpected end-of-input in field name"
@@ -114,14 +114,14 @@ FORGED = (
 
 @pytest.mark.parametrize("value", FORGED, ids=["class", "state", "frame", "mark"])
 def test_a_records_content_cannot_imitate_an_internal_error(value: str) -> None:
-    """Otherwise such a record could stop the stage."""
+    """Such a record could otherwise stop the stage."""
     found = record_failure(PythonException(UDF.replace("ten", value)))
     assert found is not None
     assert found.kind == "ValueError"
 
 
 def mapped(program: str, folder: Path, rows: DataFrame) -> Exception:
-    """Return the error when a user's program in this folder maps the rows in Spark's workers."""
+    """Return the error that occurs when a user's program in this folder maps the rows in Spark's workers."""
     folder.mkdir(parents=True)
     (folder / "mine.py").write_text(program)
     names = runpy.run_path(str(folder / "mine.py"))

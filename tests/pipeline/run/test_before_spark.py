@@ -18,7 +18,7 @@ FUNCTION = "def countries(messages): return messages"
 
 
 def shown(*lines: str, words: tuple[str, ...] = ("run",), kafka: str = "localhost:1") -> tuple[int, str]:
-    """Return exit code and message of a verb for a program with these lines."""
+    """Return the exit code and the message of a verb, for a program with these lines."""
     Path("shop.py").write_text("\n".join(lines))
     result = CliRunner().invoke(main.app, [*words, "shop.py", "--kafka", kafka, "--patience", "30s"])
     return result.exit_code, result.stderr

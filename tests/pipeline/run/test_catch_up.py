@@ -1,4 +1,4 @@
-"""The end of `--until-caught-up`: all records that existed at the start are processed, later ones are not awaited."""
+"""The end of `--until-caught-up`: all records that existed at the start are processed; later ones are not awaited."""
 
 from hypothesis import given
 from hypothesis import strategies as st

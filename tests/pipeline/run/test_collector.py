@@ -1,4 +1,4 @@
-"""Garbage collection by runners: when it is due, by which rules, and by which of several runners."""
+"""Garbage collection by runners: when it is due, its rules, and which of several runners does it."""
 
 from collections.abc import Iterator
 from contextlib import suppress

@@ -24,7 +24,7 @@ def lags(records: int | None) -> tuple[StageLag, ...]:
 
 
 class Driver:
-    """A run of one stage, as its probes see it; the test advances its clock."""
+    """A run of one stage, as its probes see it. The test advances its clock."""
 
     def __init__(self, *, hung_s: float = 600, patience_s: float = 120, trigger_s: float = 0) -> None:
         self.clock = Clock()
@@ -36,7 +36,7 @@ class Driver:
     def pass_time(
         self, seconds: float, *, busy: bool = False, version: int = 1, tasks: bool = False, records: int | None = 0
     ) -> None:
-        """Let time pass; meanwhile the loop runs and Spark answers every five seconds."""
+        """Let time pass. Meanwhile, the loop runs, and Spark answers every five seconds."""
         for _ in range(round(seconds / 5)):
             self.clock.now += 5
             self.tasks += tasks

@@ -40,7 +40,7 @@ LATER_MS = 4_102_444_800_000
 
 
 class World:
-    """An app of two stages, `sends` and `reads`; the first reads a user's topic."""
+    """An app of two stages, `sends` and `reads`. The first one reads a user's topic."""
 
     def __init__(self, kafka: MemoryKafka, partitions: int = 2) -> None:
         self.kafka, self.store = kafka, MemoryStore()
@@ -70,7 +70,7 @@ class World:
         self.kafka.send(self.events, records, patience_s=180)
 
     def batch(self, stage: str, now_ms: int = 10, **changes: object) -> Manifest:
-        """Commit a batch of a stage with these fields replaced."""
+        """Commit a batch of a stage, with these fields replaced in the manifest."""
         head = self.heads[stage]
         draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=now_ms)
         self.heads[stage] = made = structs.replace(draft, **changes)
@@ -84,7 +84,7 @@ class World:
         return self.batch("sends", now_ms, inputs={self.events: after})
 
     def send(self, *counts: int) -> Manifest:
-        """Let the first stage send this many messages of one row each."""
+        """Let the first stage send this many messages, with one row each, to each partition."""
         output = self.heads["sends"].outputs["by-n"]
         records = [Record(b"x", partition) for partition, count in enumerate(counts) for _ in range(count)]
         ends = self.kafka.send(self.channel, records, patience_s=180)

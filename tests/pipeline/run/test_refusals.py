@@ -49,7 +49,7 @@ class Shop:
         return f"events-{self.name}"
 
     def program(self, *, topic: str = "", partitions_of_topic: int = 2, **accounts: object) -> sw.App:
-        """Return the program; further arguments are for its second stage."""
+        """Return the program. Further arguments are those of its second stage."""
         app = sw.App(self.name)
         by_account = sw.repartition("by-account", "account", partitions=partitions_of_topic)
         app.stage(name="entries", reads=sw.topic(topic or self.topic), writes=by_account)(same)
@@ -62,7 +62,7 @@ class Shop:
         return app
 
     def begin(self) -> None:
-        """Claim the program's first stage as a first run would, with ten records in its topic."""
+        """Claim the program's first stage as a first run does, with ten records in its topic."""
         self.kafka.send(self.topic, [Record(str(number).encode(), 0) for number in range(10)], patience_s=180)
         ensure_app(self.store, AppInfo(self.name, 1))
         app = self.program()
@@ -172,7 +172,7 @@ def test_a_refused_change_needs_no_spark_and_leaves_no_topics_of_new_stages(shop
 
 
 def _with_new_output(app: sw.App) -> sw.App:
-    """Return the program with one more stage, whose repartition topic is missing."""
+    """Return the program with an additional stage, whose repartition topic is missing."""
     app.stage(name="more", reads="by-account", writes=sw.repartition("more", "account"))(same)
     return app
 

@@ -1,4 +1,4 @@
-"""Completion of snapshots concurrent with batches: polls, messages and failures."""
+"""Completion of snapshots during batches: polls, messages and failures."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ from tests.support.diamonds import APP, Diamond, Logs
 
 
 def under_way() -> tuple[Diamond, SnapshotRequest]:
-    """Return a snapshot request that every stage but `joined` has finished, with a record in flight to `joined`."""
+    """Return a snapshot request that all stages but `joined` have finished, with a record in flight to `joined`."""
     diamond = Diamond()
     diamond.step_all(records=6)
     asked = request_snapshot(diamond.store, APP, "good", "ada@host")
@@ -28,7 +28,7 @@ def under_way() -> tuple[Diamond, SnapshotRequest]:
 
 
 def look(diamond: Diamond, reader: KafkaTopics | None = None) -> frozenset[str]:
-    """Poll once, and finish the completions that the poll starts."""
+    """Poll once, and finish the completions that this starts."""
     completer = SnapshotCompleter(diamond.store, APP, reader or diamond.logs, "test:1")
     try:
         return completer.check(diamond.heads.values())

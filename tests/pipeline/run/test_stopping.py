@@ -101,7 +101,7 @@ def test_the_stop_callback_runs_at_once_even_if_the_main_thread_is_in_native_cod
 
 
 def test_the_stop_callback_runs_even_if_the_wakeup_byte_is_late() -> None:
-    """Another thread may receive the signal, and the main thread may be done before that thread writes the byte."""
+    """Another thread may get the signal, and the main thread may be done before that thread writes the byte."""
     heard: list[bool] = []
     with stop_signals(lambda stop: heard.append(stop.is_set())) as stop, stop.interruptible():
         signal.set_wakeup_fd(-1)
@@ -123,7 +123,7 @@ def test_only_a_second_ctrl_c_stops_immediately() -> None:
 
 
 def test_an_error_just_before_the_signal_is_a_clean_end_too() -> None:
-    """A kill of all processes may reach Spark's first."""
+    """A kill of all processes may reach Spark's process first."""
     with stop_signals() as stop, stop.uninterrupted():
         threading.Timer(0.1, ask).start()
         raise ConnectionError("the JVM is gone")

@@ -1,4 +1,4 @@
-"""Why a stage waits, as its runner reports it: only known facts, with stage names."""
+"""A runner's report why a stage waits: only known facts, with the names of stages."""
 
 import logging
 import time

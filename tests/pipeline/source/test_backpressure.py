@@ -18,7 +18,7 @@ def reader(consumed: int | None, name: str = "r") -> Manifest:
 
 
 def look(backpressure: Backpressure, heads: dict[str, Manifest]) -> None:
-    """Update the backpressure with heads that have no unflushed versions after them."""
+    """Update the backpressure with these heads, which no unflushed versions follow."""
     for head in heads.values():
         backpressure.on_version(head, head)
 

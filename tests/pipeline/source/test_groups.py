@@ -19,7 +19,7 @@ def size(group: Group) -> int:
 
 
 def allowed(parts: tuple[Range, ...], cores: int) -> int:
-    """Return the maximum number of groups: one per core, more only for a huge batch."""
+    """Return the maximum number of groups: one per core, and more only for a huge batch."""
     return next(count for count in range(cores, 10**6, cores) if size(parts) <= count * MAX_GROUP)
 
 

@@ -1,4 +1,4 @@
-"""Where batches end: record limits, the trigger interval, whole upstream versions, and markers."""
+"""The ends of batches: record limits, the trigger interval, whole upstream versions, and markers."""
 
 import time
 from dataclasses import dataclass, replace
@@ -277,7 +277,7 @@ def test_a_writer_elsewhere_is_polled_less_often_the_longer_it_is_silent(
     planner = ChannelPlanner(store, "a", "up", "c", pace=Pace(0), max_records=None)
 
     def asks(seconds: float) -> int:
-        """Return the number of requests of an idle planner in this time."""
+        """Return the number of requests that an idle planner makes in this time."""
         store.take_stats()
         ends = clock.now + seconds
         while clock.now < ends:

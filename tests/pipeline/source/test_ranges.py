@@ -1,4 +1,4 @@
-"""A task that reads ranges of several partitions returns the rows of tasks that read one range each."""
+"""A task that reads ranges of several partitions returns the same rows as tasks that read one range each."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -35,7 +35,7 @@ def a_kafka(counts: list[int]) -> MemoryKafka:
 
 
 def read(reader: TopicSourceReader, starts: list[int], ends: list[int]) -> tuple[int, pa.Table]:
-    """Return the number of tasks, and their rows."""
+    """Return the number of tasks, and all of their rows."""
     at, to = (Position(TOPIC, tuple(each)).to_json() for each in (starts, ends))
     tasks = reader.partitions(at, to)
     batches = [batch for task in tasks for batch in reader.read(task)]

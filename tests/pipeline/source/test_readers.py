@@ -1,4 +1,4 @@
-"""What the planning process does after Spark has disconnected."""
+"""The planning process after Spark has disconnected."""
 
 import json
 import subprocess
@@ -42,13 +42,13 @@ ERRORS = {
     "__import__('slackwater').errors.Unavailable('Kafka is away')": False,
     "ValueError('a bug')": False,
 }
-"""Errors of a planner, and True if they are not printed."""
+"""Errors of a planner, each with True if it is not printed."""
 ASKS_KAFKA = "reader._planner = Away(); reader.latestOffset({'input': 't', 'offsets': []}, None)"
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """Return exit code and output of planners; each raises another error in a fork of one prepared process."""
+    """Return exit code and output of planners, each with another error. They are forked from one prepared process."""
     whats = [*(f"raise {error}" for error in ERRORS), ASKS_KAFKA]
     folder: Path = tmp_path_factory.mktemp("planners")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""How an idle runner polls for requests: number of polls and delay."""
+"""Polls for requests by an idle runner: their number and their delay."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ APP = "flights"
 
 @dataclass
 class Watched:
-    """A runner that checks ten times a second whether a poll is due."""
+    """A runner that checks ten times a second if a poll is due."""
 
     folder: Path
     store: CountingStore = field(default_factory=lambda: CountingStore(MemoryStore()))
@@ -33,7 +33,7 @@ class Watched:
         assert self.watch.poll(busy=False), "what is asked already is found at the start"
 
     def wait(self, seconds: float, *, busy: bool = False) -> list[float]:
-        """Advance the clock; return after how many seconds something was found."""
+        """Advance the clock. Returns after how many seconds each change was found."""
         began, found = self.now_s, []
         while self.now_s < began + seconds:
             self.now_s += 0.1

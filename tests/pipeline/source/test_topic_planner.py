@@ -25,7 +25,7 @@ class Clock:
 
 
 class Topic:
-    """A topic, and planners of it."""
+    """A topic, with planners that read it."""
 
     def __init__(self, kafka: Kafka) -> None:
         self.kafka = kafka

@@ -1,4 +1,4 @@
-"""Set-up of a Spark Python worker before its first task."""
+"""Set-up of Spark's Python worker before its first task."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Stopped clocks: they also apply to names imported from time and datetime, and are restored after errors."""
+"""Stopped clocks also apply to names imported from time and datetime, and are restored after errors."""
 
 import datetime
 import pickle

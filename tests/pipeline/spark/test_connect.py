@@ -1,4 +1,4 @@
-"""Tables read through a Spark Connect server, by a client without a JVM."""
+"""Tables read through a Spark Connect server, by a client that has no JVM."""
 
 import json
 import os

@@ -64,7 +64,7 @@ def test_a_table_read_by_spark_equals_a_query_and_stays_at_its_moment(app: Fligh
 
 
 def _check_filters(spark: SparkSession, table: DataFrame, expected: list[tuple[object, ...]]) -> None:
-    """Check that a filter on the key reads only some pages, if Spark pushes filters down (4.1 and later)."""
+    """Check that a filter on the key reads only some pages, on Spark 4.1 and later, which pushes filters down."""
     wanted = [row for row in expected if row[0] == "N005"]
     one = table.where("tail = 'N005' AND delay > 0")
     assert rows(one) == wanted

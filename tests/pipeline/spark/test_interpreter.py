@@ -1,4 +1,4 @@
-"""Python processes that Spark starts on this machine: which interpreter they use, and how they are forked."""
+"""Python processes that Spark starts on this machine: their interpreter, and how they are forked."""
 
 import os
 import socket
@@ -80,7 +80,7 @@ def test_workers_are_forked_from_the_installed_pyspark_with_the_modules_of_a_tas
 
 
 def has_ended(pid: int) -> bool:
-    """True if the process has ended, also as a zombie."""
+    """True if the process has ended, even if it is a zombie."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -112,7 +112,7 @@ def test_a_planner_daemon_works_with_and_without_the_fork_server_and_ends_with_s
 
 
 def planner(spark: socket.socket) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
-    """Start a planner as Spark does; return Spark's client process, the connection, and the planner's process id."""
+    """Start a planner as Spark does. Returns Spark's client process, the connection, and the planner's process id."""
     environment = {
         **os.environ,
         "PYTHON_WORKER_FACTORY_PORT": str(spark.getsockname()[1]),

@@ -1,4 +1,4 @@
-"""Key hashes and expiring rows in Spark: its hashes equal ours, and its tasks write rows that the store can read."""
+"""Key hashes and expiring rows in Spark: hashes equal ours, and tasks write rows that the store can read."""
 
 from datetime import UTC, datetime
 from decimal import Decimal

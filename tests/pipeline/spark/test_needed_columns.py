@@ -1,4 +1,4 @@
-"""Columns of a topic that a stage's function needs: without the other columns it returns the same rows."""
+"""Columns of a topic that a stage's function needs: without the other columns, it returns the same rows."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ KINDS = {
     "timestamp": TimestampType(),
 }
 COLUMNS = StructType([StructField(name, KINDS[kind]) for name, kind in map(str.split, TOPIC_SCHEMA.split(", "))])
-"""`TOPIC_SCHEMA`, without Spark."""
+"""`TOPIC_SCHEMA`, made without Spark."""
 ALL = frozenset(column.split()[0] for column in TOPIC_SCHEMA.split(", "))
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ROWS = [(b"k%d" % n, b'{"n": %d}' % n, "t", n % 3, n, NOON, 0) for n in range(9)]
@@ -68,7 +68,7 @@ FUNCTIONS: dict[str, tuple[Callable[[DataFrame], DataFrame], frozenset[str] | No
     "all of it": (lambda t: t, None),
     "a function of pandas": (lambda t: t.mapInPandas(lengths, "offset long, size long"), None),
 }
-"""Functions and their needed columns; None where the plan does not show them."""
+"""Functions and the columns that they need; None where the plan does not show them."""
 
 
 @pytest.mark.spark

@@ -185,7 +185,7 @@ def test_the_package_sent_to_workers_has_all_modules_that_a_task_imports(tmp_pat
 
 
 class Session:
-    """The parts of a Spark session used to open a stream; the options are those visible in Spark's plans."""
+    """The parts of a Spark session that are used to open a stream. Its options are those that Spark's plans show."""
 
     def __init__(self) -> None:
         self.registered: list[type] = []

@@ -47,7 +47,7 @@ def named(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
 
 
 def doubled(column: str) -> Column:
-    """User function of one value."""
+    """A user function of one value."""
     return F.udf(lambda value: 2 * value, "long")(column)
 
 
@@ -77,7 +77,7 @@ FUNCTIONS: dict[str, tuple[Callable[[DataFrame], DataFrame], tuple[str, ...], tu
         None,
     ),
 }
-"""Functions, the key that selects their rows, and its source columns; None if there are none."""
+"""Functions, the key that selects their rows, and the key's source columns; None if it has none."""
 
 
 @pytest.mark.spark
@@ -106,7 +106,7 @@ def test_a_function_returns_the_same_rows_of_a_share_if_the_source_skips_other_k
 
 
 def in_order(rows: pa.Table) -> list[str]:
-    """Return rows in a comparable order."""
+    """Return rows in an order in which they can be compared."""
     # Spark's strings may be no text.
     kinds = [pa.binary() if pa.types.is_string(field.type) else field.type for field in rows.schema]
     return sorted(map(str, rows.cast(pa.schema(zip(rows.column_names, kinds, strict=True))).to_pylist()))

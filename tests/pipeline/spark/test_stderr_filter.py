@@ -1,4 +1,4 @@
-"""Messages that a run keeps off the terminal."""
+"""Messages that a run does not show on the terminal."""
 
 import io
 import logging
@@ -23,7 +23,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 
 def make_one() -> None:
-    """Create an exception as pyspark does for one of Spark's."""
+    """Create an exception as pyspark does for an exception of Spark's."""
     context = SimpleNamespace(contextType=lambda: QueryContextType.SQL)
     AnalysisException("no such column", errorClass="X", contexts=[context])._log_exception()  # type: ignore[list-item]
 

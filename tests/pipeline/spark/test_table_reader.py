@@ -1,4 +1,4 @@
-"""Reading a table as Spark's tasks do, but without Spark: the rows equal those of `query`, for any columns and keys."""
+"""A table is read as by Spark's tasks, but without Spark: for any columns and keys, the rows equal those of `query`."""
 
 import pickle
 from pathlib import Path
@@ -47,7 +47,7 @@ def client(app: FlightsApp, tmp_path: Path) -> Client:
 
 
 def source(app: FlightsApp, path: str = "flights/aircraft", **options: str) -> SparkSource:
-    """Return the data source after Spark's creation and pickling of it."""
+    """Return the data source as it is after Spark has created and pickled it."""
     made = SparkSource({"path": path, "store": app.store.url, **options})
     return pickle.loads(pickle.dumps(made))  # type: ignore[no-any-return]  # noqa: S301  our own
 

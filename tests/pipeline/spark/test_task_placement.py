@@ -1,4 +1,4 @@
-"""Placement of a batch: rows reach their state partitions, and partitions stay on their executors."""
+"""Placement of a batch's tasks: rows reach their state partitions, and partitions stay on their executors."""
 
 import numpy as np
 import pytest

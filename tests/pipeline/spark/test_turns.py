@@ -13,11 +13,11 @@ from tests.support.running import APPS, Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 LAST = "l_counts"
-"""Alphabetically last stage name."""
+"""Name of the stage that is last in alphabetical order."""
 BATCHES, AHEAD, BEGINNING = 3, 4, 6
-"""Limits in batches: those of the last stage, those of another stage meanwhile, and those before the last stage starts.
+"""Limits in batches: of the last stage, of any other stage meanwhile, and before the last stage starts.
 
-Queries start one after the other.
+The last limit exists because queries start one after the other.
 """
 
 

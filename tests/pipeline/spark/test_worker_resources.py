@@ -1,4 +1,4 @@
-"""The driver's resources, as a worker opens them."""
+"""The resources that a worker opens are those of the driver."""
 
 from pathlib import Path
 

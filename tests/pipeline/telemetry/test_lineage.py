@@ -97,7 +97,7 @@ def test_the_last_event_of_each_stage_says_how_the_run_ended() -> None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator["queue.SimpleQueue[dict[str, Any]]"]:
-    """Start an OpenLineage server and configure it in the environment; return a queue of its requests."""
+    """Start an OpenLineage server, and set it in the environment. Returns a queue of its requests."""
     got: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     class Receiver(BaseHTTPRequestHandler):

@@ -1,8 +1,8 @@
-"""A driver process with two executors; it merges SSTs as the lines of its standard input say.
+"""A driver process with two executors. It merges SSTs as the lines of its standard input command.
 
-The commands are: `below` and `above` the driver's bound of debt; `killed`, an executor is killed during a merge;
-`damaged`, an executor cannot read an input; `stopped`, upkeep is closed during a merge. Each line is answered by one
-line of JSON (`Outcome`).
+The commands are: `below` and `above`, for merges below and above the driver's limit of debt; `killed`, for an executor
+that is killed during a merge; `damaged`, for an executor that cannot read an input; `stopped`, for a merge during which
+upkeep is closed. Each line is answered by one line of JSON (`Outcome`).
 """
 
 import json
@@ -45,29 +45,29 @@ class Outcome:
     """The result of one command."""
 
     executors: list[str] = field(default_factory=list)
-    """Executors on which merges began, in order."""
+    """Executors on which merges began, in this order."""
     puts: int = 0
     """Number of SSTs that tasks reported."""
     cached: int = 0
-    """SSTs of the next version in the executors' cache."""
+    """Number of SSTs of the next version that are in the executors' cache."""
     named: int = 0
-    """SSTs of the next version that result from merges."""
+    """Number of SSTs of the next version that result from merges."""
     rows: dict[str, int] = field(default_factory=dict)
-    """Flights by origin in the next version."""
+    """Flights by origin, in the next version."""
     stop_s: float = 0.0
-    """Seconds that closing upkeep took. Spark has no job afterwards."""
+    """Seconds that it took to close upkeep, after which Spark has no job."""
     progress: str = ""
     homes: list[str] = field(default_factory=list)
-    """Home executors of the hash ranges."""
+    """Home executor of each hash range."""
     ran_at: list[str] = field(default_factory=list)
-    """Executors of tasks for these homes."""
+    """Executors on which tasks for these homes ran."""
     weights: list[int] = field(default_factory=list)
-    """Weights of the scheduler pools of batches and of merges."""
+    """Weights of the scheduler pools: that of batches and that of merges."""
     warnings: list[str] = field(default_factory=list)
 
 
 class Held(WorkerResources):
-    """Worker resources that open only after the worker has recorded its task and the driver has released it."""
+    """Worker resources that open only after the worker has recorded its task, and the driver has released it."""
 
     def open(self) -> Any:
         folder, task = Path(self.store), sys._getframe(1).f_code.co_name
@@ -80,7 +80,7 @@ class Held(WorkerResources):
 
 
 class Stage:
-    """A stage whose batches the driver writes; executors get the merges beyond `driver_bytes`."""
+    """A stage whose batches are written by the driver. Merges of more than `driver_bytes` go to executors."""
 
     def __init__(self, spark: SparkSession, folder: Path, driver_bytes: int) -> None:
         self.folder, self.stats, self.spark = folder, list[Stats](), spark
@@ -101,14 +101,14 @@ class Stage:
             self.batch()
 
     def batch(self) -> None:
-        """Commit a version with changes of both hash ranges that also adopts finished merges."""
+        """Commit a version that changes both hash ranges, and that also adopts finished merges."""
         version = self.head.version + 1
         changes: dict[Key, Any] = {(f"o{n}", "x"): (version * 100 + n, None, None) for n in range(version * 10)}
         ssts = (*write_version(self.store, self.cache, TABLE, changes, version), *self.head.ssts)
         self.head = manifest_of(TABLE, plan.apply_results(ssts, self.upkeep.finished), version)
 
     def began(self) -> list[tuple[int, str]]:
-        """Return the process of each started merge, and its executor's working folder."""
+        """Return, for each started merge, its process and its executor's working folder."""
         file = self.folder / "began"
         tasks = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
         return [(int(process), executor) for task, process, executor in tasks if task == "work"]

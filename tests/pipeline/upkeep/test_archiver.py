@@ -1,4 +1,4 @@
-"""The archiver: the input of committed batches is archived, despite kills and whatever was spooled."""
+"""The archiver: it archives the input of committed batches, despite kills, and whatever was spooled."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Compaction concurrent with a running stage, and its settings in a program."""
+"""Compaction while a stage runs, and its settings in a program."""
 
 import dataclasses
 import threading
@@ -54,14 +54,14 @@ class Odd(MemoryStore):
 
 
 class Stage:
-    """A stage whose batches are written at once, and its compactor."""
+    """A stage whose batches are written at once, with its compactor."""
 
     def __init__(self, store: MemoryStore, folder: Path, *, threads: int, table: Table = TWO) -> None:
         self.store, self.cache = store, SstCache(folder, 1 << 30)
         self.head = manifest_of(table, ())
         self.compactor = Upkeep(store, self.cache, self.head, threads=threads)
         self.merges: tuple[plan.CompactionResult, ...] = ()
-        """Merges that finished before the last version, which contains them."""
+        """Merges that finished before the last version, and that it contains."""
 
     def batch(self) -> Manifest:
         """Commit a version with changes in every state partition."""
@@ -74,7 +74,7 @@ class Stage:
         return self.head
 
     def folded(self) -> tuple[Sst, ...]:
-        """Return the head's SSTs after the results of finished merges replace their inputs."""
+        """Return the head's SSTs, with the inputs of finished merges replaced by the results."""
         return plan.apply_results(self.head.ssts, self.compactor.finished)
 
     def until_folded(self, ssts: int) -> tuple[Sst, ...]:

@@ -1,4 +1,4 @@
-"""Merges on executors: which merges are sent there, lost executors, and a stopped runner."""
+"""Merges on executors: the merges that are sent there, lost executors, and a stopped runner."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_only_sessions_on_a_cluster_run_merges_on_executors() -> None:
 
 @pytest.fixture(scope="module")
 def merging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Outcome]]:
-    """Return a function that lets a driver with two executors merge, as `on_cluster.py` describes."""
+    """Return a function by which a driver with two executors merges, as `on_cluster.py` describes."""
     folder = tmp_path_factory.mktemp("merging")
     home = folder / "spark"
     home.mkdir()
@@ -101,7 +101,7 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
 
 def newest_rows() -> dict[str, int]:
-    """Return the expected rows after the stage's batches; the newest batch has all keys."""
+    """Return the rows expected after the stage's batches. The newest batch has all keys."""
     version = BATCHES + 2
     return {f"o{n}": version * 100 + n for n in range(version * 10)}
 

@@ -1,4 +1,4 @@
-"""Folds concurrent with a running stage: the next version names the leaves, and batches never wait for them."""
+"""Folds while a stage runs: the next version names the leaves, and batches never wait for folds."""
 
 import threading
 from pathlib import Path
@@ -22,7 +22,7 @@ TABLE = replace(ROUTES, partitions=2, compaction=Policy(l0_trigger=100))
 
 
 class Slow(MemoryStore):
-    """A store whose puts of leaves wait for a release; each put's answer is lost, and the retry finds the leaf."""
+    """A store whose puts of leaves wait for a release. The answer of each put is lost, and the retry finds the leaf."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_a_failed_fold_is_retried_with_a_later_version(tmp_path: Path, caplog: p
 def test_a_manifest_that_no_runner_folds_is_folded_by_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This bounds the manifests of `init` and of a separate compactor."""
+    """This limits the manifests of `init` and of a separate compactor."""
     monkeypatch.setattr(fold, "_TOLERANCE", 1)
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
     rows = {(str(n), "x"): (1, None, None) for n in range(20)}

@@ -1,4 +1,7 @@
-"""Pages written by a runner equal the stored versions, including those of other processes; its own are not re-read."""
+"""A runner's pages equal the stored versions, also those of other processes.
+
+It does not read its own versions again.
+"""
 
 from collections.abc import Collection
 
@@ -18,7 +21,7 @@ from tests.support.manifests import manifest
 
 
 def run(store: MemoryStore | CountingStore, first: int, last: int, others: Collection[int] = ()) -> None:
-    """Commit versions, those in `others` by another process, and let a runner write pages."""
+    """Commit versions (another process commits those in `others`), and let a runner write pages."""
     writer = PageWriter(store, first)
     for number in range(first, last + 1):
         version = version_of(number)
@@ -34,7 +37,7 @@ def version_of(number: int) -> Manifest:
 
 
 def pages_of(store: MemoryStore) -> list[tuple[int, int]]:
-    """Return the version ranges of the pages, after comparing each page with its versions' manifests."""
+    """Return the version ranges of the pages. First compares each page with the manifests of its versions."""
     for ref in list_pages(store, "app", "stage"):
         page = StagePages(CountingStore(store), "app", "stage").load(ref)
         assert page == build_page(read_parts(store, "app", "stage", n) for n in range(ref.first, ref.last + 1))

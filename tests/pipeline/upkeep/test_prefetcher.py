@@ -51,7 +51,7 @@ def running(store: CountingStore, cache: SstCache, made: tuple[Sst, ...]) -> Ite
 
 
 def settle(prefetcher: Prefetcher) -> None:
-    """Wait until running fetches have finished."""
+    """Wait until all running fetches have finished."""
     if prefetcher._running is not None:
         prefetcher._running.result(timeout=180)
 
@@ -138,7 +138,7 @@ def test_closing_waits_for_running_fetches_and_starts_no_more(
 
 
 def test_an_sst_read_piecewise_is_then_fetched_whole(tmp_path: Path, store: CountingStore, cache: SstCache) -> None:
-    """After a restart on another machine, the first look-up misses the cache and the next one hits it."""
+    """After a restart on another machine, the first look-up misses the cache, and the next one hits it."""
     numbers = np.arange(60_000)
     changed: dict[Key, Values | None] = {(str(i), "x"): (i, None, None) for i in numbers.tolist()}
     ssts = write_version(store, None, ROUTES, changed, 1)

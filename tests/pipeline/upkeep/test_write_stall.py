@@ -13,7 +13,7 @@ TRIGGERS = StallTriggers(20, 36)
 
 
 class Held:
-    """A stage with this many level-0 SSTs and a simulated clock; `passes` is called at every time step."""
+    """A stage with this many level-0 SSTs, and a simulated clock. `passes` is called at every time step."""
 
     def __init__(self, l0: int, compacting: MergeProgress = "under way") -> None:
         self.l0 = l0

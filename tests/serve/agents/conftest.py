@@ -1,4 +1,4 @@
-"""Agents that use MCP's own client session, over HTTP or with a local server process."""
+"""Agents that use the client session of MCP's library, over HTTP or with a local server process."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
@@ -27,7 +27,7 @@ class Agent:
     failed: bool = False
 
     def __call__(self, tool: str, **arguments: Any) -> Any:
-        """Call a tool and return its answer; `failed` says whether it was an error."""
+        """Call a tool, and return its answer. `failed` is True if it was an error."""
         found = self.portal.call(lambda: self.session.call_tool(tool, arguments))
         (content,) = found.content
         self.failed = found.is_error
@@ -74,7 +74,7 @@ def agent_at(url: str, token: str = "", **how: Any) -> Iterator[Agent]:
 
 @pytest.fixture(scope="session")
 def agents_at(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Return a function that starts a server with agents for an app that no test changes, with or without values."""
+    """Return a function that starts a server for agents, with or without values. Its app is changed by no test."""
     found: dict[bool, str] = {}
     with ExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""An app's history with one outlier record and an archived input."""
+"""An app's history with one outlier record, and an archived input."""
 
 from collections.abc import Sequence
 

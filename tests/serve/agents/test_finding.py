@@ -21,8 +21,8 @@ MOST_CALLS = 15
 def found(agent: Agent, total: str, most: int, in_record: str) -> tuple[str, int, int]:
     """Return topic, partition and offset of the record behind a total that is too large.
 
-    The only hint is that the column `total` has values above `most`. `in_record` is the same condition on a record's
-    value, for a server that has no program to replay with.
+    The only hint is that the column `total` has values above `most`. `in_record` is the same condition for the value of
+    a record; a server without the program for a replay needs it.
     """
     (app,) = agent("apps")["apps"]
     tables = agent("apps", app=app)["tables"]

@@ -1,4 +1,4 @@
-"""With the program that ran, agents search down to the record and replay batches on the server's Spark."""
+"""With the program that ran, agents find the bad record, and replay batches on the server's Spark."""
 
 from pathlib import Path
 

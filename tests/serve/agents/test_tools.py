@@ -23,11 +23,11 @@ from .planted import written as archived
 
 APP = "flights"
 HIDDEN = ("quokka", "wombat", "numbat", "7654321", "8765432")
-"""Parts of hidden values: tails, carriers and numbers."""
+"""Parts of the hidden values: tails, carriers and numbers."""
 OWN = "numbat"
 """Carrier that is requested by its pseudonym."""
 MANY = "SELECT carrier FROM carriers QUALIFY count(*) OVER () > 1"
-"""Query that shows without values when there was more than one carrier."""
+"""Query that shows, without values, when there was more than one carrier."""
 WALK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("apps", {}),
     ("apps", {"app": APP}),

@@ -1,4 +1,4 @@
-"""A Chromium for tests of the page: the machine's, or one from an npm package."""
+"""A Chromium for tests of the page: the one of the machine, or one from an npm package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 )
-"""Flags to run as root and to contact only the page's server."""
+"""Flags to run as root, and to contact only the page's server."""
 _WHOLE = "whole"
 """Name of a file that marks a complete download."""
 _FONTS = """<?xml version="1.0"?>

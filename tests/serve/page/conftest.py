@@ -55,7 +55,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def look(browser: Browser, address: str) -> Iterator[Open]:
-    """Open the page in a new tab, which may contact only its server and must show no error."""
+    """Open the page in a new tab. It may contact only its server, and must show no error."""
     wrong: list[str] = []
     contexts = []
 

@@ -23,7 +23,7 @@ _PAUSE_MS = 20_000
 
 
 def flights(count: int, *, aircraft: int = 90, seed: int = 1, wrong_from: int | None = None) -> list[Flight]:
-    """Return flights; from a given number on, one carrier's delays are in seconds instead of minutes."""
+    """Return flights. From a given flight on, one carrier's delays are in seconds instead of minutes."""
     random = np.random.default_rng(seed)
     tails = random.integers(aircraft, size=count).tolist()
     delays = np.round(random.normal(6, 18, size=count)).astype(int).tolist()
@@ -36,7 +36,7 @@ def flights(count: int, *, aircraft: int = 90, seed: int = 1, wrong_from: int | 
 
 
 def written(store: ObjectStore, *, batches: int = 24, wrong_from: int = 15) -> FlightsApp:
-    """Return the app, with a snapshot before the fault and a deploy immediately before it."""
+    """Return the app. It has a snapshot before the fault, and a deploy immediately before the fault."""
     # It ends about now, so that it reads as a running app does.
     began_ms = now_ms() - batches * (_PAUSE_MS + 3_000) - 15_000
     app = FlightsApp(store, Kafka(), clock=Clock(began_ms))
@@ -87,22 +87,22 @@ def hostile(store: ObjectStore) -> None:
 CHAINS = LONG = 7
 _LARGE = Table((Column("order", "int64"),), (Column("seen", "int64"), Column("cents", "int64")), partitions=2)
 LARGE_KEYS, JUMP_FROM, JUMP = 250, 4, 1_000_000_000_000
-"""Number of orders in the large table; the version from which on each has many more cents, and how many."""
+"""Number of orders in the large table; the version from which on each order has many more cents; and how many more."""
 
 
 def step(number: int) -> str:
-    """Return the name of a stage of the wide app, with a realistic length."""
+    """Return a stage's name in the wide app. It is as long as a realistic name."""
     return f"step_{number:02}_of_the_order_pipeline"
 
 
 FILLED = step(2 * LONG - 1)
-"""Only stage of the wide app whose table has rows."""
+"""The only stage of the wide app whose table has rows."""
 
 
 def wide(store: ObjectStore) -> None:
-    """Write an app `wide` of 49 stages in seven rows of seven; the last one of each row has a table.
+    """Write an app `wide` of 49 stages in seven rows of seven stages. The last stage of each row has a table.
 
-    One table has rows: more than a page of the browser shows.
+    One of the tables has rows, more than a page in the browser shows.
     """
     ensure_app(store, AppInfo("wide", now_ms()))
     for number in range(CHAINS * LONG):

@@ -1,4 +1,4 @@
-"""Requests that only the page makes, and the token rights that they need."""
+"""Requests that only the page makes, and the rights that a token needs for them."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_the_page_may_load_only_its_servers_own_files(browser: Browser, address:
 
 @pytest.fixture(scope="module")
 def tokens(told: FlightsApp) -> dict[str, str]:
-    """Return tokens that exist before the server starts, since servers notice new ones only after seconds."""
+    """Return tokens that were made before the server started, since servers notice new tokens only after seconds."""
     verbs: dict[str, Any] = {"reader": ("read",), "keeper": ("read", "snapshot"), "one": ("read",)}
     with client_of(told) as client:
         shown = {

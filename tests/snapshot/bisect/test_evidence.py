@@ -21,7 +21,7 @@ WHERE = "SELECT tail FROM aircraft WHERE delay > 1000"
 
 @pytest.fixture(scope="module")
 def app() -> FlightsApp:
-    """Return stages with different progress, one with a slow clock.
+    """Return an app whose stages have different progress; one has a slow clock.
 
     From batch twenty on, rows of aircraft are wrong.
     """

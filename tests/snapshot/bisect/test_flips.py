@@ -40,7 +40,7 @@ def scan(store: ObjectStore, cache: SstCache, app: str, predicate: Predicate, *,
 
 
 def asked_everywhere(app: FlightsApp, cache: SstCache, sql: str, first: int) -> dict[int, int]:
-    """Return the number of rows of the query at each version from `first` on, by evaluating all of them."""
+    """Return the number of rows of the query at each version from `first` on. Evaluates all versions."""
     found = {}
     for version in range(max(first, 1), app.heads["carriers"].version + 1):
         cut = Cut("flights", {"carriers": history.read(app.store, "flights", "carriers", version)})

@@ -1,4 +1,4 @@
-"""Bisect over any graph of stages with different clocks finds the first bad commit of the app's line."""
+"""Bisect finds the first bad commit of the app's line, for any graph of stages with different clocks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from tests.snapshot.cut.test_graph import App, histories
 from tests.snapshot.cut.test_line import prefix, the_line
 
 Rows = Mapping[str, int]
-"""Keys of one table, with the version that last wrote each."""
+"""Keys of one table, each with the version that last wrote it."""
 Kinds = Mapping[str, tuple[str, Callable[[Rows, Rows, int, int], bool]]]
 """Predicates over two tables, in SQL and in Python."""
 
@@ -43,7 +43,7 @@ GROWING: Kinds = {
         lambda a, b, x, y: len(a) + len(b) >= x,
     ),
 }
-"""Predicates that stay true."""
+"""Predicates that stay true once they are true."""
 UNSTEADY: Kinds = {
     "thirds": (
         "SELECT key FROM {a} JOIN {b} USING (key) WHERE ({a}.n + {b}.n) % 3 = {x} % 3",
@@ -62,13 +62,13 @@ many = settings(scaled(12), suppress_health_check=list(HealthCheck))
 
 @dataclass(frozen=True)
 class Asked:
-    """A predicate over two tables of an app, with its truth at each prefix of the line."""
+    """A predicate over two tables of an app, and its truth at each prefix of the line."""
 
     sql: str
     first_bad: int
-    """First commit of the line at which it returns rows; the number of commits if there is none."""
+    """First commit of the line at which the predicate returns rows; if there is none, the number of commits."""
     is_bad: tuple[bool, ...]
-    """True for each commit of the line at which it returns rows."""
+    """For each commit of the line, True if the predicate returns rows."""
 
 
 def asked(app: App, line: list[Manifest], kinds: Kinds, data: st.DataObject) -> Asked:

@@ -1,4 +1,4 @@
-"""The tag `last-good`: it only moves forward, gc keeps its moment, and a killed move leaves it intact."""
+"""The tag `last-good`: it only moves forward, gc keeps its moment, and a killed move does not damage it."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""A predicate over an input archive finds the bad record without program, Spark or Kafka."""
+"""A predicate over an input archive finds the bad record, without a program, Spark or Kafka."""
 
 import pytest
 from slackwater.errors import NotFound
@@ -25,7 +25,7 @@ def app() -> FlightsApp:
 
 
 def last(app: FlightsApp, version: int = 0) -> tuple[int, ...]:
-    """Return the offsets up to which `legs` has read at a version (the newest by default)."""
+    """Return the offsets up to which `legs` has read at a version, by default the newest."""
     manifest = history.read(app.store, APP, "legs", version or app.heads["legs"].version)
     return manifest.inputs[TOPIC].offsets
 

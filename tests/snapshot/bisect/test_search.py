@@ -27,7 +27,7 @@ from tests.models.profiles import scaled
 from tests.support.histories import STAGES, TABLES, Clock, Flight, FlightsApp, Kafka, flights, rows_of
 
 SECONDS = "SELECT carrier, delay / flights AS mean FROM carriers WHERE delay > 60 * flights"
-"""Delays in seconds that should be in minutes."""
+"""Query for delays in seconds that should be in minutes."""
 
 
 def find(app: FlightsApp, cache: SstCache, where: str, **more: object) -> Verdict:
@@ -35,7 +35,7 @@ def find(app: FlightsApp, cache: SstCache, where: str, **more: object) -> Verdic
 
 
 def corrupted(app: FlightsApp, *, batches: int, bad_from: int) -> int:
-    """Run batches; from batch `bad_from` on, carrier C1 sends seconds. Return the first bad version of `carriers`."""
+    """Run batches. From batch `bad_from` on, carrier C1 sends seconds. Returns the first bad version of `carriers`."""
     for number in range(batches):
         app.send(*(f._replace(delay=6_000) if f.carrier == "C1" and number >= bad_from else f for f in flights(14)))
         app.step_all()
@@ -54,7 +54,7 @@ def is_bad(app: FlightsApp, cache: SstCache, cut: Cut, where: str) -> bool:
 
 
 def assert_proves_itself(app: FlightsApp, cache: SstCache, verdict: Verdict) -> None:
-    """Check that the result is a good and a bad consistent cut, given as refs, and that they differ by one commit."""
+    """Check that the refs in the result are a good and a bad consistent cut that differ by one commit."""
     assert violations(verdict.good.stages) == ()
     assert violations(verdict.bad.stages) == ()
     assert not is_bad(app, cache, verdict.good, verdict.where)
@@ -69,7 +69,7 @@ def assert_proves_itself(app: FlightsApp, cache: SstCache, verdict: Verdict) -> 
 
 @pytest.fixture(scope="module")
 def wrong_from_7() -> tuple[FlightsApp, int]:
-    """Return a history and its first bad version; tests only read and pin it."""
+    """Return a history and its first bad version. Tests only read and pin it."""
     app = FlightsApp(MemoryStore(), Kafka())
     return app, corrupted(app, batches=12, bad_from=7)
 

@@ -1,4 +1,4 @@
-"""Sessions of bisect: replaying a printed log gives the same search."""
+"""Sessions of bisect: the replay of a printed log is the same search."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""If moments are skipped, the same candidates remain as with git's bisect."""
+"""After skips, the same candidates remain as with git's bisect."""
 
 import shutil
 import subprocess
@@ -29,7 +29,7 @@ VERSIONS = 20
 
 @dataclass(frozen=True)
 class Oracle:
-    """Predicate with given answers for the versions of a stage."""
+    """Predicate with fixed answers for the versions of a stage."""
 
     answers: Mapping[int, str]
     text: str = "the oracle"
@@ -104,7 +104,7 @@ class Git:
         return ran.stdout
 
     def left(self, said: Mapping[int, Answer], known: list[int]) -> set[int]:
-        """Return the remaining candidates of `git bisect` after it has run with some commits marked."""
+        """Return the candidates that `git bisect` leaves after some commits were marked."""
         self("bisect", "reset", check=False)
         self("bisect", "start", "--no-checkout", self.commits[VERSIONS], self.commits[1])
         for version in known:

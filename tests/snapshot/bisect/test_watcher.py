@@ -1,4 +1,4 @@
-"""The watcher: when it evaluates invariants, and which moment it tags as good."""
+"""The watcher: when it evaluates invariants, and the moment that it tags as good."""
 
 from pathlib import Path
 

@@ -43,7 +43,7 @@ VALUES = (
     Column("score", "double"),
     Column("_squares", "int64"),
 )
-"""`delay` is renamed to `minutes`, and two columns are new."""
+"""Value columns of the changed program: `delay` is renamed to `minutes`, and two columns are new."""
 T = TypeVar("T")
 RENAMES = {"delay": "minutes"}
 

@@ -33,7 +33,7 @@ class Schedule:
     more: Iterator[Flight] = field(default_factory=lambda: iter(flights(2_000)))
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     kept: dict[str, dict[str, list[tuple[object, ...]]]] = field(default_factory=dict)
-    """Tables of each ref, by their first names."""
+    """Tables of each ref, by their original names."""
 
     def send(self) -> None:
         self.app.send(*(next(self.more) for _ in range(self.random.randint(1, 6))))
@@ -83,7 +83,7 @@ class Schedule:
         check(self.app, self.app.name)
 
     def held(self) -> dict[str, list[tuple[object, ...]]]:
-        """Return the content of the tables, by their original names."""
+        """Return the content of all tables, by their original names."""
         held = {stage: self.app.state[self.called[stage]] for stage in TABLES}
         return {
             stage: sorted((key, num, delay) for key, (num, delay, _) in rows.items()) for stage, rows in held.items()

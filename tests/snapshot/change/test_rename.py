@@ -46,7 +46,7 @@ RENAMED = {"legs": "hops", "aircraft": "planes", "carriers": "airlines"}
 
 @pytest.fixture
 def app(app: FlightsApp) -> FlightsApp:
-    """Return an app; the last stages have unread rows."""
+    """Return an app whose last stages have unread rows."""
     lag(app)
     return app
 
@@ -161,7 +161,7 @@ def follow(app: FlightsApp, old: str, new: str) -> None:
 
 
 def step(app: FlightsApp, stage: str) -> None:
-    """Run a step; the app under test knows stages by their original names."""
+    """Run a step. The stage is given by its original name."""
     app.step(stage)
 
 
@@ -239,7 +239,7 @@ def test_a_rename_is_refused_while_a_snapshot_is_running(app: FlightsApp) -> Non
 def test_a_snapshot_requested_during_a_rename_is_withdrawn_and_stages_continue(
     slips_in: str, old: str, *, killed: bool
 ) -> None:
-    """The request comes after the check.
+    """The request arrives after the check for requests.
 
     Stages that have not migrated yet answer it before the migration's next commit.
     """
@@ -290,7 +290,7 @@ def test_finishing_a_migration_again_leaves_a_later_snapshot_request_alone(app: 
 
 @pytest.mark.parametrize("stage", ["aircraft", "carriers"])
 def test_two_processes_may_finish_the_same_migration_at_once(stage: str) -> None:
-    """One case renames a stage, the other retires it."""
+    """In one case a stage is renamed, in the other it is retired."""
     app = aging_app()
     app.run(flights(20))
     lag(app)

@@ -1,4 +1,4 @@
-"""Instant cuts on any graph of stages: always consistent, with in-flight records equal to sent minus read ones."""
+"""Instant cuts on any graph of stages are consistent; in flight are the records that were sent but not read."""
 
 from dataclasses import dataclass, field
 
@@ -37,10 +37,10 @@ class App:
     store: MemoryStore = field(default_factory=MemoryStore)
     heads: dict[str, Manifest] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
-    """Stages that were ever retired."""
+    """Stages that have been retired."""
     now_ms: int = 1_000_000
     tables: bool = False
-    """True if the stages keep tables: a few keys, with the version that last wrote each."""
+    """True if the stages keep tables: a few keys, each with the version that last wrote it."""
     written: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
     """Keys that each version of a stage wrote."""
 
@@ -48,7 +48,7 @@ class App:
         apps.create_app(self.store, AppInfo("app", 1))
 
     def step(self, stage: str, choices: list[int]) -> None:
-        """Commit once: read each input up to some version, and send zero or more rows to both partitions."""
+        """Commit once: read each input up to some version, and send some rows, or none, to both partitions."""
         self.now_ms += 10
         if stage in self.heads and self.heads[stage].retired:
             self.come_back(stage)
@@ -94,7 +94,7 @@ class App:
         return write_columns(self.store, "app", stage, version, names, columns, table=TABLE) if keys else []
 
     def retire(self, stage: str) -> None:
-        """Retire the stage, unless another stage reads it or the app does not have it."""
+        """Retire the stage, unless another stage reads it or the app no longer has it."""
         self.now_ms += 10
         readers = [reader for reader, upstream in self.inputs.items() if stage in upstream and reader in self.heads]
         if stage not in self.heads or any(not self.heads[reader].retired for reader in readers):

@@ -1,4 +1,4 @@
-"""The app's line: a total order of all commits. Times, versions, steps back and the log are based on it."""
+"""The app's line: a total order of all commits, on which times, versions, steps back and the log are based."""
 
 from datetime import UTC, datetime
 from functools import cache
@@ -21,7 +21,7 @@ Commit = tuple[str, int]
 
 
 def the_line(app: App) -> tuple[list[Manifest], list[int]]:
-    """Return the line as defined, computed from all manifests, with the effective times."""
+    """Return the line by its definition, computed from all manifests, with the effective times."""
     everything = {
         (stage, version): history.read(app.store, "app", stage, version)
         for stage, head in app.heads.items()

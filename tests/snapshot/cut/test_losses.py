@@ -1,6 +1,6 @@
 """Records deleted from a repartition topic before they were read: one claim skips them, and all counts include them.
 
-Everything here is the product's code, except that a list replaces Kafka.
+All code here is the product's, except that a list replaces Kafka.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def proved(diamond: Diamond, ref: str = APP, *, deep: bool = True) -> Report:
 
 
 def complete(diamond: Diamond) -> None:
-    """Complete snapshots, as the runner does in parallel to its batches."""
+    """Complete snapshots, as the runner does while batches run."""
     completer = SnapshotCompleter(diamond.store, APP, diamond.logs, "test:1")
     completer._complete(open_requests(diamond.store, APP))
     completer.close()

@@ -56,7 +56,7 @@ def test_all_stages_together_are_as_far_as_the_slowest() -> None:
 
 @given(st.lists(st.sampled_from(STAGES), min_size=1, max_size=20))
 def test_of_two_paths_the_slower_one_counts(steps: list[str]) -> None:
-    """Records before the offset have arrived by both paths, and none will arrive again."""
+    """Records before the offset have arrived on both paths, and none of them will arrive again."""
     diamond = Diamond()
     for stage in steps:
         diamond.step(stage)

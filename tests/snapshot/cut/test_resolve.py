@@ -31,7 +31,7 @@ def cut(app: FlightsApp, text: str, *, now_ms: int | None = None) -> Cut:
 
 
 def counted(app: FlightsApp, at: Cut) -> dict[str, int]:
-    """Return how many flights legs has read, and for each table how many are in it or in its channel."""
+    """Return how many flights `legs` has read, and for each table how many are in the table or in its channel."""
     flying = {flight.channel: flight for flight in in_flight(app.store, at)}
 
     def between(channel: str) -> int:
@@ -236,7 +236,7 @@ def test_a_senders_head_is_raised_to_what_its_receivers_have_consumed() -> None:
     app.run(flights(20))
 
     class Racing(MemoryStore):
-        """A store in which commits happen between the reads of heads."""
+        """A store in which commits happen between two reads of heads."""
 
         def list(self, prefix: str, start_after: str = "") -> Iterator[object]:
             found = list(app.store.list(prefix, start_after))

@@ -1,4 +1,4 @@
-"""What refs resolve to in a history that garbage collection has thinned out."""
+"""Resolution of refs in a history that garbage collection has thinned out."""
 
 from datetime import UTC, datetime
 
@@ -32,12 +32,12 @@ STEPS = st.lists(
 )
 
 IDLE = [("all", 1, 0), *[("legs", 1, 30)] * 20]
-"""One batch passes all stages, and then only the first stage commits."""
+"""One batch passes through all stages; after that, only the first stage commits."""
 HALFWAY = [*[("all", 2, 50)] * 6, ("legs", 3, 50), ("aircraft", 1, 50), ("legs", 3, 50), ("carriers", 1, 20)]
 
 
 def thinned(steps: list[tuple[str, int, int]], rules: Retention) -> FlightsApp:
-    """Return an app after these steps, between which time passes, and a collection."""
+    """Return an app after these steps, with time between them, and a collection."""
     app = aging_app()
     clock = app.clock
     assert isinstance(clock, StoreClock)
@@ -60,7 +60,7 @@ def boundary_of(app: FlightsApp) -> Boundary:
 
 
 def firsts(app: FlightsApp) -> dict[str, Manifest]:
-    """Return the earliest cut from which the history of every stage is complete."""
+    """Return the earliest cut from which on the history of every stage is complete."""
     found = {stage: app.version(stage, history.first_version(app.store, app.name, stage)) for stage in STAGES}
     return raise_senders(found, app.version)
 

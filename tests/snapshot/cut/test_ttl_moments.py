@@ -1,4 +1,4 @@
-"""Which rows have expired at a moment: now, earlier, in a snapshot, in a clone, and in bisect."""
+"""The rows that have expired at a moment: now, earlier, in a snapshot, in a clone, and in bisect."""
 
 from contextlib import closing
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ LATER_MS = START_MS + 100 * HOUR_MS
 
 
 class Hourly:
-    """An app of one stage with a batch per hour, and rows that live for two hours."""
+    """An app of one stage, with a batch every hour and rows that live for two hours."""
 
     def __init__(
         self, cache: SstCache, column: str = "", *, store: ObjectStore | None = None, start_ms: int = START_MS
@@ -72,7 +72,7 @@ class Hourly:
         return history.read(self.store, "app", "stage", version).clock_ms
 
     def seen(self, ref: str, now_ms: int = LATER_MS) -> str:
-        """Return the keys that a query shows, after a check that `get` finds the same."""
+        """Return the keys that a query shows. First checks that `get` finds the same keys."""
         cut = resolve(self.store, ref, now_ms=now_ms)
         with closing(connect(self.store, self.cache, cut)) as con:
             keys = run_query(con, "SELECT k FROM stage ORDER BY k")["k"].to_pylist()

@@ -1,4 +1,4 @@
-"""Queries of expected differences: invalid ones are refused before the comparison."""
+"""Queries for expected differences: invalid ones are refused before the comparison."""
 
 from pathlib import Path
 

@@ -20,7 +20,7 @@ from tests.support.stages import TABLE, Stage
 from tests.support.state_rows import Key, Values, write_version
 
 NUM_ROWS = 130_000
-"""Rows of eight row groups."""
+"""Number of rows, enough for eight row groups."""
 CHANGED = (7, 40_000)
 
 
@@ -127,7 +127,7 @@ def test_a_history_takes_three_requests_per_change(cache: SstCache, tmp_path: Pa
 
 
 def test_a_history_of_a_rarely_changed_key_takes_as_few_requests(cache: SstCache, tmp_path: Path) -> None:
-    """Each row names the version of the previous one, so the versions between them are not read."""
+    """Each row names the version of the row before it, so the versions between them are not read."""
     stage = Stage(replace(TABLE, compaction=Policy(l0_trigger=8)))
     stage.put(rows(*range(20_000)))
     for number in range(120):
@@ -153,7 +153,7 @@ def test_a_history_does_not_list_versions(cold: SstCache) -> None:
 
 
 def test_a_deletion_that_a_merge_dropped_is_in_the_history(cache: SstCache) -> None:
-    """The next batch looks the key up in the SSTs after the merge, so its row does not name the deletion."""
+    """The next batch looks up the key in the SSTs after the merge, so its row does not name the deletion."""
     stage = Stage()
     stage.put(rows(1))
     head = stage.put({(1,): None})

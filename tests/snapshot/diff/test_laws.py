@@ -1,4 +1,4 @@
-"""Differences and histories equal those of a dictionary, after merges, deletions, expiry, clones and collections."""
+"""Differences and histories equal a dictionary's, after merges, deletions, expiry, clones and collections."""
 
 from dataclasses import replace
 from itertools import islice, pairwise, product
@@ -31,7 +31,7 @@ FOCUS = (
     ("merging", "dying", "copying", "expiring"),
 )
 PAIRS = 12
-"""Pairs of versions that each example compares at its end."""
+"""Number of pairs of versions that each example compares at its end."""
 KEYS = 4
 """Number of keys whose history is checked."""
 

@@ -1,4 +1,4 @@
-"""Pairs of equal rows of two tables are those of Python's multisets."""
+"""Pairs of equal rows in two tables, compared with Python's multisets."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Versions that read a record, or a sender's rows, checked against a log that the test keeps while it runs the app."""
+"""Versions that read a record, or a sender's rows, compared with a log that the test keeps while it runs the app."""
 
 from collections import defaultdict
 
@@ -30,7 +30,7 @@ def test_the_versions_that_read_a_record_are_those_of_a_log(
 ) -> None:
     app, cache = FlightsApp(MemoryStore(), Kafka()), SstCache(tmp_path_factory.mktemp("sst"), 1 << 20)
     log: list[tuple[int, int, int]] = []
-    """Version of `legs`, partition and offset of each record that it read and that counts."""
+    """For each record that `legs` read and that counts: the version of `legs`, the partition and the offset."""
     for what, number in steps:
         before = app.heads["legs"]
         if what == "batch":

@@ -31,7 +31,7 @@ PUTS = st.tuples(
     st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 2), max_size=3), st.sampled_from([0, 0, 1, 3])
 )
 
-"""Values by key, None to delete; and the advance of the clock."""
+"""Values by key (None to delete), and how far the clock advances."""
 MERGES = st.tuples(st.integers(0, 2), st.integers(1, 9))
 """Sorted runs to merge, newest first."""
 STEPS = st.lists(PUTS | MERGES.map(lambda ends: (ends[0], ends[0] + ends[1])), min_size=4, max_size=14)
@@ -47,7 +47,7 @@ class Model:
     """Value and expiry by key."""
     shown: list[dict[int, int]] = field(default_factory=list)
     stored: list[dict[int, tuple[int, int]]] = field(default_factory=list)
-    """By version, `rows` as they were."""
+    """For each version, `rows` as they were then."""
 
     def put(self, values: dict[int, int | None], later_ms: int) -> None:
         clock_ms = self.stage.clock_ms + later_ms
@@ -62,7 +62,7 @@ class Model:
         self.see()
 
     def see(self) -> None:
-        """Remember the newest version's rows."""
+        """Record the rows of the newest version."""
         while len(self.shown) < len(self.stage.versions):
             clock_ms = self.stage.clock_ms
             live = {key: value for key, (value, ends_ms) in self.rows.items() if not self.ttl_ms or ends_ms > clock_ms}

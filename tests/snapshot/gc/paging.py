@@ -1,4 +1,7 @@
-"""Random pages of an app's versions, some of them damaged or of another app; a collection must not depend on them."""
+"""Random pages of an app's versions.
+
+Some are damaged or belong to another app; a collection must not depend on them.
+"""
 
 from typing import Any
 
@@ -16,7 +19,7 @@ from tests.support.collecting import AgingStore, fresh, keys_of
 
 
 def write_page(store: AgingStore, app: str, stage: str, first: int = 1, last: int = BLOCK) -> None:
-    """Write a page of the existing versions of this range."""
+    """Write a page of those versions of this range that exist."""
     versions = [keys.version_of(key) for key in keys_of(store, keys.manifests(app, stage))]
     inside = [version for version in sorted(versions) if first <= version <= last]
     if inside:
@@ -44,7 +47,7 @@ def change_pages(data: st.DataObject, store: AgingStore, app: str, stage: str) -
 
 
 def replace_by_foreign_page(store: AgingStore, key: str) -> None:
-    """Write a page of a removed app of the same name: with the same versions, but none of its objects exist."""
+    """Write a page of a removed app with the same name. It has the same versions, but none of its objects exist."""
     page = codec.decode(MemoryStore.get(store, key), VersionPage, key=key)
     others = tuple(replace(shared, writer="of an app that is gone") for shared in page.shared)
     store.put(key, codec.encode(replace(page, shared=others, spans=())))

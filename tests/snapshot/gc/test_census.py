@@ -1,4 +1,4 @@
-"""The census lists the kinds of objects in an app's folder. Each verb treats an object as its row says."""
+"""The census lists the kinds of objects in an app's folder. Each verb treats an object as the census says."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -85,7 +85,7 @@ def forgotten(app: FlightsApp, tail: str) -> None:
 
 
 def whole_app() -> FlightsApp:
-    """Return an app with an object of every kind that does not block verbs, including one for each verb to change."""
+    """Return an app with an object of every kind that does not block verbs; each verb has one to change."""
     app = failover_app()
     app.run(flights(60))
     wait(app)
@@ -119,7 +119,7 @@ def kinds(of: Iterable[str]) -> set[str]:
 
 
 def places(says: Callable[[ObjectKind], object], left_out: Iterable[str] = (*UNFINISHED, *REQUESTED)) -> set[str]:
-    """Return the kinds that have an entry in this column of the census, except those that the test's app lacks."""
+    """Return the kinds that have an entry in this column of the census, except those that the app here lacks."""
     return {kind.key_pattern for kind in OBJECT_KINDS if says(kind)} - kinds(left_out)
 
 
@@ -216,7 +216,7 @@ def tells(verb: Callable[[], bool]) -> bool:
 def told_damaged(app: FlightsApp, verb: Callable[[], bool]) -> set[str]:
     """Return the kinds whose damage a verb reports.
 
-    An object of each kind is damaged, if possible one of the snapshot.
+    One object of each kind is damaged, if possible one that the snapshot names.
     """
     told, cut = set(), resolve(app.store, f"{APP}@before", now_ms=NOW_MS)
     named = {sst.object for manifest in cut.stages.values() for sst in manifest.ssts}

@@ -1,4 +1,4 @@
-"""Collection with pages deletes the same objects as without, and reads few manifests."""
+"""A collection with pages deletes the same objects as one without, and reads few manifests."""
 
 from contextlib import suppress
 from pathlib import Path

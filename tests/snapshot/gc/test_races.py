@@ -59,7 +59,7 @@ def test_a_pin_between_the_proposal_and_the_second_look_is_refused() -> None:
 
 
 def test_versions_of_a_removed_snapshot_may_be_pinned_again_during_a_collection() -> None:
-    """The proposal still keeps these versions, and the second pin sees only the proposal."""
+    """The proposal still keeps these versions. The second pin sees only the proposal."""
     app = old_app()
     store, cut = store_of(app), resolve(app.store, "flights/legs@v4", now_ms=0)
     pin_cut(store, cut, "first")

@@ -1,4 +1,4 @@
-"""A thinned history: which moments remain readable, and what later collections delete."""
+"""A thinned history: the moments that remain readable, and the objects that later collections delete."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.support.histories import STAGES, FlightsApp, flights, rows_of
 
 
 def slow_app() -> FlightsApp:
-    """Return an app whose commits are this many minutes apart, so that a history of hours is short."""
+    """Return an app with this many minutes between commits, so that few versions span hours."""
     return aging_app(step_ms=4 * 60_000)
 
 

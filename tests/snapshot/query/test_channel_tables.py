@@ -23,7 +23,7 @@ from tests.support.manifests import claim
 
 @pytest.fixture
 def app() -> FlightsApp:
-    """Return an app that has processed 20 flights, except that `aircraft` is 6 behind."""
+    """Return an app that has processed 20 flights, of which `aircraft` has 6 still to read."""
     app = app_of(20)
     app.send(*flights(6, delay=99))
     app.step("legs")

@@ -56,7 +56,10 @@ THREE = st.lists(NAMES, min_size=3, max_size=3, unique_by=str.casefold)
 
 
 def written(folder: Path, key: str, value: str, nested: str, field: str) -> Client:
-    """Return an app whose table has two versions: three rows, then one of them changed, one removed, and a new one."""
+    """Return an app whose table has two versions.
+
+    The first has three rows; then one is changed, one removed, one added.
+    """
     kind = from_arrow(to_arrow(f"struct<{'`' + field.replace('`', '``') + '`'}: int64>"))
     table = Table((Column(key, "string"),), (Column(value, "int64"), Column(nested, kind)), 2)
     client = Client(Settings(store=str(folder / "store"), cache=str(folder / "cache"), cache_max_bytes=1 << 30))

@@ -94,7 +94,7 @@ KEYS = {
 
 
 def one_row(store: ObjectStore, kind: str, value: object) -> Cut:
-    """Return a table with a single key column of this type and one row."""
+    """Return the cut of a table with one row and a single key column of this type."""
     table = Table((Column("k", kind),), (Column("n", "int64"),), 1)
     schema = parse_key("t", table, [None]).schema
     keys = pa.table({"k": pa.array([value], schema.field("k").type)})
@@ -126,7 +126,7 @@ def test_in_a_struct_of_json_true_is_text_for_a_string_field_and_null_is_no_stru
 
 @pytest.mark.parametrize(("kind", "key"), [("string", "\udcff"), ("struct<a: string>", '{"a": "\\udcff"}')])
 def test_a_key_that_is_not_utf8_is_refused_with_that_reason(kind: str, key: str) -> None:
-    """A shell passes invalid bytes as lone surrogates; JSON may contain them as well."""
+    """A shell passes invalid bytes as lone surrogates, and JSON may contain these, too."""
     cut = one_row(store := MemoryStore(), kind, None)
     with pytest.raises(Usage, match="for key column 'k' of table 't' is not valid UTF-8") as refused:
         get(store, cut, "t", [key])

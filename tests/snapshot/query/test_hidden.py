@@ -1,4 +1,4 @@
-"""SQL with hidden values: results contain pseudonyms, and do not depend on the values."""
+"""SQL with hidden values: results contain pseudonyms, and do not depend on the values themselves."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -23,7 +23,7 @@ from tests.support.histories import START_MS, Clock, Flight, FlightsApp, Kafka
 SECRET = b"of the test"
 SCALE = 7
 TEXTS = {"zebra": "C0", "aardvark": "C1", "mole": "C2"}
-"""Carriers of the second store, and their counterparts in the first."""
+"""Carriers of the second store, each with its counterpart in the first."""
 TAILS = {f"{'qwertyuiop'[n]}{n * n}": f"N{n}" for n in range(10)}
 BOUNDS = Bounds(seconds=5, memory_mb=256, secret=SECRET)
 
@@ -43,7 +43,7 @@ def as_first(value: object) -> object:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, Client]]:
-    """Return two stores that differ only in their values; values equal in one are also equal in the other."""
+    """Return two stores that differ only in their values. Values that are equal in one store are equal in the other."""
     found = []
     for other in (False, True):
         folder = tmp_path_factory.mktemp("hidden")
@@ -63,7 +63,7 @@ def outcome(client: Client, sql: str) -> object:
 
 
 def same(both: tuple[Client, Client], sql: str) -> object:
-    """Return the outcome of a query, after a check that both stores give the same one once pseudonyms are mapped."""
+    """Return the outcome of a query. First checks that both stores give the same one, apart from their pseudonyms."""
     one, original = outcome(both[0], sql), hidden._canonical
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hidden, "_canonical", lambda value: original(as_first(value)))

@@ -1,4 +1,4 @@
-"""The text of a key parses to that key again, for all types of columns."""
+"""The text of a key is parsed to the same key, for all types of columns."""
 
 from __future__ import annotations
 

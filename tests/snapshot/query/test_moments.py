@@ -38,7 +38,7 @@ class Reads(MemoryStore):
 
 @pytest.fixture(scope="module")
 def app() -> FlightsApp:
-    """Return an app after four batches of ten flights, with a snapshot `half` after two. Tests only read it."""
+    """Return an app after four batches of ten flights, with a snapshot `half` after two of them. Tests only read it."""
     app = FlightsApp(Reads(), Kafka())
     app.run(flights(20))
     pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "half")

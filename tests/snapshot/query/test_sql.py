@@ -19,7 +19,7 @@ from tests.support.histories import STAGES, TABLES, FlightsApp, Kafka, flights, 
 
 @pytest.fixture(scope="module", params=["local", "memory"])
 def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Return an app, in a store that DuckDB reads directly or in one that it reads through the cache.
+    """Return an app in a store that DuckDB reads directly, or in one that it reads through the cache.
 
     Tests only read it.
     """

@@ -1,6 +1,6 @@
-"""The timeline shows the commits of an app as points: all if they fit, else a sample.
+"""The timeline shows the commits of an app as points: all of them if they fit, otherwise a sample.
 
-Its cost depends on the points.
+Its cost depends on the number of points.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def test_all_commits_are_shown_in_order_if_they_fit() -> None:
 
 
 def long(store: MemoryStore, versions: int, deploy_at: int) -> FlightsApp:
-    """Return a stage with many versions, written without delays."""
+    """Return an app of one stage with many versions, which are written without delays."""
     app = FlightsApp(store, Kafka())
     head = app.heads["legs"]
     for version in range(2, versions + 1):

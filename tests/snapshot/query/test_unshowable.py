@@ -26,7 +26,7 @@ from tests.snapshot.query.unshowable import CITIES, FIRST, LATIN, NOW, SECOND, r
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, list[str]]]:
-    """Return a client of an app with one stage, whose first version has the rows of `FIRST`, and a list of notes."""
+    """Return a client, and a list of its notes. The app has one stage, whose first version has the rows of `FIRST`."""
     folder = tmp_path_factory.mktemp("store")
     write_app(folder)
     notes: list[str] = []

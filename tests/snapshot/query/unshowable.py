@@ -56,7 +56,7 @@ def text(data: bytes | None) -> str | None:
 
 
 def raw(rows: list[Any], schema: pa.Schema = SCHEMA) -> pa.Table:
-    """Return rows with strings of these bytes, which may not be UTF-8."""
+    """Return rows whose strings have these bytes, which may not be UTF-8."""
 
     def of_bytes(kind: pa.DataType) -> pa.DataType:
         if pa.types.is_struct(kind):

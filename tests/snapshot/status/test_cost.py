@@ -163,7 +163,7 @@ def test_the_price_of_a_month_includes_requests_bytes_and_storage() -> None:
 
 @pytest.fixture
 def shop(isolated: None, tmp_path: Path) -> Written:
-    """Return an app of one stage, half an hour old: three batches, a merge, and a batch."""
+    """Return an app of one stage, half an hour old, with three batches, a merge, and another batch."""
     store = open_store(str(tmp_path / "store"))
     apps.ensure_app(store, AppInfo("shop", 1))
     written = Written(store, now_ms=instants.now_ms() - HOUR_MS // 2)

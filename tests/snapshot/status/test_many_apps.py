@@ -1,4 +1,4 @@
-"""Status of many apps is read concurrently, with few requests each; a damaged app does not hide the others."""
+"""The status of many apps is read concurrently, with few requests for each; a damaged app does not hide the others."""
 
 from slackwater.snapshot.status.overview import overview, overviews
 from slackwater.snapshot.under_way.runners import HEARTBEATS

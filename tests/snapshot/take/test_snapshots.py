@@ -265,7 +265,7 @@ def test_removal_of_a_pin_for_a_clone_in_an_unreachable_store_can_be_forced(app:
 
 
 def requests_of_a_snapshot(num_keys: int) -> tuple[dict[str, int], int]:
-    """Return the number of requests that the requester of a snapshot makes, for a table with this many keys."""
+    """Return the numbers of requests that a snapshot's requester makes, for a table with this many keys."""
     store = CountingStore(MemoryStore())
     app = FlightsApp(store, Kafka())
     app.run(flights(20))

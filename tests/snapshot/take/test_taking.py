@@ -42,7 +42,7 @@ def objects(diamond: Diamond, name: str = "good") -> set[str]:
 
 
 def lagging() -> tuple[Diamond, SnapshotRequest]:
-    """Return a running snapshot.
+    """Return a snapshot that is not finished.
 
     `joined` has recorded a version at the marker of `even`; `odd` sends 13 and 15 before its own marker.
     """
@@ -204,7 +204,7 @@ def test_fewer_records_than_the_manifests_count_are_corruption_and_leave_nothing
 
 
 class Misplaced(Logs):
-    """A reader that returns every record in flight as one of partition 0."""
+    """A reader that returns every in-flight record as one of partition 0."""
 
     def __init__(self, logs: Logs) -> None:
         self.topics, self.lost, self.earliest = logs.topics, 0, logs.earliest
@@ -225,7 +225,7 @@ def test_surplus_records_of_one_partition_do_not_hide_missing_ones_of_another(
 
 
 class Interrupted:
-    """A reader that calls a function after the first records."""
+    """A reader that calls a function after it has read the first records."""
 
     def __init__(self, logs: Logs, happens: Callable[[], object]) -> None:
         self._logs = logs

@@ -1,4 +1,4 @@
-"""The exclusion table: each operation behaves as its cell says for each condition."""
+"""The exclusion table: under each condition, each operation behaves as its cell says."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -78,16 +78,16 @@ ID = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB"
 
 @dataclass
 class World:
-    """An app with a batch in flight, the objects that verbs need, and a complete clone if a clone is the subject."""
+    """An app with a batch in flight, the objects that verbs need, and a complete clone if the subject is a clone."""
 
     app: FlightsApp
     cache: SstCache
     subject: str = APP
-    """App that is the operation's subject."""
+    """App that the operation is about."""
     also_runs: tuple[str, ...] = ()
-    """Further apps that have a runner if this one has."""
+    """Other apps that have a runner if this one has."""
     replica: MemoryStore | None = None
-    """Store of its replica."""
+    """Store of the app's replica."""
 
     goes: bool = False
     """True if the app is to be removed."""
@@ -200,7 +200,7 @@ def change(world: World) -> None:
 
 
 def promotion(world: World) -> None:
-    """Prepare a promotion of another app in place of this one, or the reverse if this one is to be removed."""
+    """Prepare a promotion of another app over this one, or the reverse if this one is to be removed."""
     mark = Promotion(APP, 1, "staging", {}, None, None, None)
     if world.goes:
         mark = replace(mark, name="other", to=world.subject)
@@ -251,7 +251,7 @@ BEGIN: dict[AppCondition, Callable[[World], None]] = {
 
 
 def run(world: World) -> None:
-    """Do what a run does before Spark starts, including its claims."""
+    """Do everything that a run does before Spark starts, including its claims."""
     store = world.store
     found = {name: history.head(store, APP, name) for name in history.list_stages(store, APP)}
     check_exclusion(store, APP, Intent.RUN)
@@ -413,7 +413,7 @@ def test_the_docs_contain_the_table() -> None:
 
 
 NOT_COUNTED = {f"{APP}/notice.json", f"{APP}/gc.json"}
-"""Objects that only wake runners, or whose only content is the store's time."""
+"""Objects that only wake runners, or that contain only the store's time."""
 
 
 def contents(store: MemoryStore) -> dict[str, bytes]:

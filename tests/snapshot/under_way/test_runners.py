@@ -1,4 +1,4 @@
-"""Heartbeats show which runner processes a stage, and when it no longer does."""
+"""Heartbeats show the runner of a stage, and when it no longer runs the stage."""
 
 import os
 import time

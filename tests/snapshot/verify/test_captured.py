@@ -22,7 +22,7 @@ Records = Callable[[pa.Table], pa.Table]
 
 
 def rewrite(app: FanIn, how: Records, *, counts: tuple[int, ...] = (3, 2)) -> str:
-    """Replace the records of the kept object, with a matching checksum. Return the object's key."""
+    """Replace the records of the kept object, and adapt its checksum. Returns the object's key."""
     snapshot = read_snapshot(app.store, "bank", "good")
     (kept,) = snapshot.channels
     (one,) = kept.objects

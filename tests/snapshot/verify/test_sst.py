@@ -38,7 +38,7 @@ STAGE = "aircraft"
 
 
 class History:
-    """A history written once; tests damage copies of it."""
+    """A history that is written once. Tests damage copies of it."""
 
     def __init__(self) -> None:
         self.app = history_in(MemoryStore())
@@ -58,12 +58,12 @@ def made() -> History:
 
 @pytest.fixture
 def app(made: History) -> FlightsApp:
-    """Return an app with past compactions, deletions and a snapshot. Each test gets a new store for it."""
+    """Return an app that has had compactions, deletions and a snapshot. Each test gets its own store."""
     return made.fresh()
 
 
 def with_all(rows: pa.Table, column: str, value: int) -> pa.Table:
-    """Return the rows with this value throughout a column."""
+    """Return the rows with this value in all rows of a column."""
     place = rows.schema.get_field_index(column)
     field = rows.schema.field(place)
     return rows.set_column(place, field, pa.array([value] * rows.num_rows, field.type))
@@ -101,7 +101,7 @@ def test_a_healthy_table_has_no_difference(app: FlightsApp, ref: str, deep: bool
 
 @dataclass
 class Damage:
-    """Damages an SST of the head: gives it other rows with a matching checksum."""
+    """Damages an SST of the head: gives it other rows, with a matching checksum."""
 
     app: FlightsApp
 
@@ -118,7 +118,7 @@ class Damage:
         return pq.read_table(io.BytesIO(self.app.store.get(self.sst.object)))
 
     def put(self, rows: pa.Table, /, **said: object) -> None:
-        """Write an SST of these rows, and change fields of its entry in the manifest."""
+        """Write an SST with these rows, and change fields of its entry in the manifest."""
         writer = SstWriter(TABLES[STAGE])
         writer.append(rows)
         new, data = writer.finish(app="flights", stage=STAGE, partition=self.sst.partition, level=self.sst.level)
@@ -126,7 +126,7 @@ class Damage:
         self.say(**{"object": self.sst.object, **said}, of=new)
 
     def retype(self) -> None:
-        """Declare another type of the key in the manifest."""
+        """Declare another type for the key in the manifest."""
         table = replace(TABLES[STAGE], key=(Column("tail", "binary"),))
         key = keys.manifest("flights", STAGE, self.head.version)
         self.app.store.put(key, codec.encode(replace(self.head, table=table)))
@@ -456,7 +456,7 @@ def test_any_changed_byte_of_any_sst_is_found_and_the_object_is_named(made: Hist
 
 
 NOT_JUDGED = {"partition", "level"}
-"""Unchecked fields of an entry: hashes determine the partition, and the level only guides compaction."""
+"""Fields of an entry that are not checked: hashes determine the partition, and the level only guides compaction."""
 
 
 @scaled(75, in_ci=750)

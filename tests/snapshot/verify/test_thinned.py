@@ -1,4 +1,4 @@
-"""Deep verification after a garbage collection: collected objects are not reported as missing, all others are."""
+"""Deep verification after a garbage collection: collected objects are not reported as missing, but all others are."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ def wait(app: FlightsApp) -> None:
 
 @pytest.fixture(scope="module")
 def kept() -> FlightsApp:
-    """Return a thinned history with an old snapshot, two rescales, and a few versions without gaps at the end."""
+    """Return a thinned history with an old snapshot, two rescales, and some versions without gaps at the end."""
     app = aging_app()
     app.run(flights(30))
     pin_cut(app.store, resolve(app.store, app.name, now_ms=app.clock.now_ms), "old")

@@ -19,7 +19,7 @@ from tests.support.histories import Kafka, Message
 
 @dataclass
 class Committing:
-    """The stage `a/s` or its clone, reading the topic `t` or the given ones."""
+    """The stage `a/s` or its clone. It reads the topic `t`, or the given topics."""
 
     store: ObjectStore = field(init=False)
     head: Manifest = field(init=False)
@@ -61,13 +61,13 @@ class Committing:
         )
 
     def restart(self) -> None:
-        """Claim the stage with another runner, which knows only what is stored."""
+        """Claim the stage with another runner, which knows only the stored state."""
         head = codec.decode(codec.encode(self.head), Manifest, key="k")
         now_ms = head.time_ms + 1
         self._commit(commit.successor(head, kind="claim", epoch=head.epoch + 1, writer="w", by="h:1", now_ms=now_ms))
 
     def clone(self, masks: Mapping[str, str] | None = None, cache: SstCache | None = None) -> None:
-        """Continue as a clone of the newest moment, which has the same SSTs and only what the store contains."""
+        """Continue as a clone of the newest moment. The clone has the same SSTs, and knows only what is stored."""
         name, kafka = f"{self.head.app}b", Kafka()
         for topic, at in self.head.inputs.items():
             kafka.topics[topic] = [[Message(())] * at.offsets[0]]

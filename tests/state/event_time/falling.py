@@ -1,4 +1,4 @@
-"""A stage with rows that become due, without Spark: batches are computed as in tasks, with a store in memory."""
+"""A stage with rows that become due, without Spark: batches are computed as in Spark's tasks, on a store in memory."""
 
 import dataclasses
 import os
@@ -32,7 +32,7 @@ from tests.state.event_time.committing import Committing
 
 MINUTE_MS = 60_000
 DELAY = 10
-"""Minutes."""
+"""Delay of the watermark, in minutes."""
 WATERMARK = Watermark(("at",), DELAY * MINUTE_MS, ("t",))
 
 
@@ -50,7 +50,7 @@ class Noting(Step):
 
 @dataclass(frozen=True)
 class InMemory(WorkerResources):
-    """WorkerResources of a store in memory."""
+    """Worker resources with a store in memory."""
 
     memory: MemoryStore = field(default_factory=MemoryStore)
     kept: SstCache = field(default_factory=lambda: SstCache(Path(os.devnull) / "cache", 0))
@@ -61,7 +61,7 @@ class InMemory(WorkerResources):
 
 @dataclass
 class Stage(Committing):
-    """A stage whose batches are computed as in tasks, without Spark."""
+    """A stage whose batches are computed as in Spark's tasks, but without Spark."""
 
     bound: BoundState
     key: tuple[str, ...]

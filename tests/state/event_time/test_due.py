@@ -16,7 +16,7 @@ from tests.models.profiles import scaled
 from tests.state.event_time.falling import DELAY, MINUTE_MS, Stage
 
 HOUR, WAIT = 60, 25
-"""Minutes."""
+"""Times in minutes."""
 TIME = pa.timestamp("us", "UTC")
 WINDOW = pa.struct([("start", TIME), ("end", TIME)])
 HOURLY = pa.schema([("hour", WINDOW), ("station", pa.string()), ("at", TIME), ("mm", pa.int64())])
@@ -60,7 +60,7 @@ def reminders(by: str = "watermark") -> Stage:
 def check_reminders(schedule: list[list[Event] | str]) -> None:
     stage = reminders()
     known: dict[str, tuple[int, int, int | None]] = {}
-    """By key: number of rows, end of the wait, and due time, in minutes and in milliseconds."""
+    """By key: number of rows, end of the wait in minutes, and due time in milliseconds."""
     watermark: int | None = None
     for step in [*schedule, [], [], []]:
         if isinstance(step, str):

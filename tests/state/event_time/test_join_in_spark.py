@@ -35,12 +35,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ROWS = 25
-"""Rows per side and batch."""
+"""Number of rows per side and batch."""
 ORDER, PAYMENT = "number long, at timestamp, o long", "number long, paid timestamp, p long"
 POISON = "yesterday"
-"""Time that no cast accepts."""
+"""A time that no cast accepts."""
 REMINDER = -2
-"""Value of rows without a match."""
+"""Value for rows without a match."""
 Record = dict[str, object]
 Found = Counter[tuple[object, ...]]
 
@@ -139,7 +139,7 @@ def test_a_join_gives_sparks_rows_except_those_of_a_poison_record_and_rows_can_b
 
 
 def records(random: np.random.Generator, number: int, names: tuple[str, str]) -> list[Record]:
-    """Return a batch's records of one side, mostly of the hour before noon + `number` hours, a few older."""
+    """Return a batch's records of one side. Most are of the hour before noon + `number` hours, a few are older."""
     found: list[Record] = []
     for n in range(ROWS):
         at = NOON + timedelta(minutes=float(random.integers(60 * number - 90, 60 * number)))

@@ -27,7 +27,7 @@ from tests.models.profiles import scaled
 from tests.state.event_time.committing import Committing
 
 HOUR, DELAY, AHEAD, CLOCK = 60, 10, 60 * 24, 60 * 100
-"""Minutes."""
+"""Times in minutes."""
 MINUTE_MS = 60_000
 TIME = pa.timestamp("us", "UTC")
 WINDOW = pa.struct([("start", TIME), ("end", TIME)])
@@ -43,20 +43,20 @@ TABLE = Table(
 WATERMARK = Watermark(("at",), DELAY * MINUTE_MS, ("t",))
 
 Event = tuple[str, int, int]
-"""Station, minute, mm."""
+"""Station, minute, and millimetres of rain."""
 events = st.tuples(st.sampled_from("ab"), st.integers(0, 400) | st.integers(5_000, 9_000), st.integers(1, 5))
 schedules = st.lists(st.lists(events, max_size=6) | st.just("restart"), min_size=1, max_size=12)
 
 
 def windows_of(minute: int, slide: int) -> list[int]:
-    """Return the starts of the hour-long windows that contain a minute; a window begins every `slide` minutes."""
+    """Return the starts of the hour-long windows that contain a minute. A window begins every `slide` minutes."""
     last = minute // slide * slide
     return [start for start in range(last, last - HOUR, -slide) if start <= minute < start + HOUR]
 
 
 @dataclass
 class Stage(Committing):
-    """A stage in a folder, whose batches are computed as in tasks, without Spark."""
+    """A stage in a folder. Its batches are computed as in Spark's tasks, but without Spark."""
 
     folder: Path
     slide: int
@@ -99,7 +99,7 @@ class Stage(Committing):
         self.batch_done(len(batch), results, WATERMARK, bound_ms=bound_ms)
 
     def table(self, keys: list[tuple[int, str]]) -> Iterator[tuple[int, int] | None]:
-        """Yield `n` and `mm` of each given window and station."""
+        """Yield `n` and `mm` for each given window and station."""
         asked = pa.table(
             [
                 pa.array([{"start": s * 60_000_000, "end": (s + HOUR) * 60_000_000} for s, _ in keys], WINDOW),

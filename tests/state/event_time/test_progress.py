@@ -1,4 +1,4 @@
-"""Progress of event time by batches: how watermarks advance, and which times tasks count."""
+"""Progress of event time by batches: how watermarks advance, and the times that tasks count."""
 
 from datetime import UTC, datetime
 

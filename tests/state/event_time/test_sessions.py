@@ -1,4 +1,4 @@
-"""Sessions, without Spark: random schedules equal a computation over the raw input."""
+"""Sessions, without Spark: results of random schedules equal a computation over the raw input."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ def bound(state: Kind = EVERY, key: tuple[str, ...] = ("session", "user")) -> Bo
 
 @dataclass
 class Brute:
-    """The events that belong to no ended session, in the order of arrival."""
+    """Computes sessions: keeps the events that belong to no ended session, in the order of arrival."""
 
     events: list[tuple[str, int, int, int, int]] = field(default_factory=list)
     late: int = 0
@@ -87,7 +87,7 @@ class Brute:
         return one[0] == other[0] and one[1] <= other[2] and other[1] <= one[2]
 
     def end(self, watermark: int | None) -> list[dict[str, object]]:
-        """Remove and return the sessions that a watermark (in minutes) closes."""
+        """Remove and return the sessions that a watermark closes; the watermark is in minutes."""
         found = [each for each in self.sessions() if watermark is not None and int(str(each[0]["end"])) <= watermark]
         gone = [event for _, mine in found for event in mine]
         self.events = [event for event in self.events if event not in gone]
@@ -99,7 +99,7 @@ def in_order(rows: Iterator[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def in_minutes(row: dict[str, object]) -> dict[str, object]:
-    """Return a row with times in minutes, and the session's times in two columns."""
+    """Return a row with times in minutes, and with the session's times in two columns."""
     session = row.pop("session", None)
     flat = row | (session if isinstance(session, dict) else {})
     return {name: round(it.timestamp()) // 60 if isinstance(it, datetime) else it for name, it in flat.items()}

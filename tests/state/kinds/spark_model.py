@@ -1,6 +1,6 @@
-"""Models of Spark's `transformWithState` and `applyInPandasWithState` by their documentation, and code for both.
+"""Models of Spark's `transformWithState` and `applyInPandasWithState`, by their documentation, and user code for both.
 
-`Commanded` and `commanded` execute commands given in their rows, and report all that they see, so that the outputs of
+`Commanded` and `commanded` execute commands in their rows, and report everything that they see, so that the outputs of
 two implementations can be compared row by row.
 """
 
@@ -206,7 +206,7 @@ class CommandedFunction:
 
 
 Entry = tuple[Any, Any, float]
-"""A user's key (of a map), a value, and its expiry."""
+"""The user's key (for a map), a value, and its expiry."""
 
 
 class PlainVariable:
@@ -280,7 +280,7 @@ class PlainList(PlainVariable):
 
 
 class PlainSpark:
-    """A model of `transformWithState` with dictionaries: it processes rows, then expired timers in order."""
+    """A model of `transformWithState` with dictionaries. It processes rows, then expired timers in order."""
 
     def __init__(self, time_mode: str, delay_ms: int = 0) -> None:
         self.time_mode, self.delay_ms = time_mode, delay_ms
@@ -348,7 +348,7 @@ class PlainSpark:
 
 
 class PlainPandasState:
-    """A model of `applyInPandasWithState` with dictionaries: it processes rows, then keys that timed out."""
+    """A model of `applyInPandasWithState` with dictionaries. It processes rows, then keys that have timed out."""
 
     def __init__(self, timeout: str, delay_ms: int = 0) -> None:
         self.timeout, self.delay_ms = timeout, delay_ms

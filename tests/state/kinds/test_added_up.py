@@ -1,4 +1,4 @@
-"""Partial aggregates, which Spark sends instead of rows, give the same state as the rows."""
+"""Partial aggregates, which Spark sends instead of rows, lead to the same state as the rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby

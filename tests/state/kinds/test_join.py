@@ -1,4 +1,4 @@
-"""Joins of two streams, without Spark: random schedules equal a computation over the raw input."""
+"""Joins of two streams, without Spark: results of random schedules equal a computation over the raw input."""
 
 import dataclasses
 from collections import Counter
@@ -44,7 +44,7 @@ KEY = ("number",)
 HOURLY = sw.join("orders", "payments", within="1 hour")
 SIDES = "orders", "payments"
 DELAYS = {"orders": 10, "payments": 25}
-"""Minutes."""
+"""Delay of each side's watermark, in minutes."""
 WATERMARKS = (
     Watermark(("_0_at",), DELAYS["orders"] * MINUTE_MS, ("orders",)),
     Watermark(("_1_paid",), DELAYS["payments"] * MINUTE_MS, ("payments",)),
@@ -58,13 +58,13 @@ schedules = st.lists(st.lists(rows, max_size=6) | st.sampled_from(["restart", "c
 
 @dataclass
 class Stage(Committing):
-    """A join whose batches are computed as in tasks, without Spark."""
+    """A join whose batches are computed as in Spark's tasks, but without Spark."""
 
     bound: BoundJoin
     keeps_late: bool = False
     sent: int = 0
     of: dict[int, Row] = field(default_factory=dict)
-    """Sent rows by number."""
+    """All rows that were sent, by number."""
 
     def __post_init__(self) -> None:
         values = tuple(Column(one.name, from_arrow(one.type)) for one in self.bound.values)

@@ -181,7 +181,7 @@ DECIMALS = pa.schema([("k", pa.int64()), ("v", pa.decimal128(38, 0)), ("p", pa.d
 
 
 def near(*edges: int) -> st.SearchStrategy[int | None]:
-    """Return a strategy for numbers near the limits of a type, near half of them, and near zero, and for nulls."""
+    """Return a strategy for nulls, and for numbers near zero, near a type's limits and near half of them."""
     most = max(edges)
     some = st.sampled_from([*edges, *(edge // 2 for edge in edges), *(edge // 3 for edge in edges)])
     return st.none() | some | st.integers(-3, 3) | st.integers(-most, most)
@@ -229,7 +229,10 @@ def check_history(
     column: str = "v",
     total: str = "total",
 ) -> None:
-    """Compare batches with sums in Python. An overflow must be refused, name its key, and leave the rows unchanged."""
+    """Compare batches with sums in Python.
+
+    An overflow must be refused, name its key, and leave the rows as they were.
+    """
     seen: dict[int, list[Any]] = {}
     for batch in history:
         rows: list[dict[str, object]] = [{"k": key, column: value} for key, value in batch]

@@ -1,4 +1,4 @@
-"""A `StatefulProcessor` and a pandas function give the rows of a plain implementation of Spark's documentation."""
+"""A `StatefulProcessor` and a pandas function give the same rows as a simple model of Spark's documentation."""
 
 from collections import defaultdict
 from collections.abc import Iterator

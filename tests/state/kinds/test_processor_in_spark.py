@@ -1,4 +1,4 @@
-"""A `StatefulProcessor` class and a pandas function give the rows of Spark's own operators, batch by batch."""
+"""A `StatefulProcessor` class and a pandas function give the same rows as Spark's own operators, batch by batch."""
 
 import json
 from collections import defaultdict
@@ -38,7 +38,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of Spark: its time according to Spark's log, its input and its output."""
+    """A batch of Spark: its time in Spark's log, its input and its output."""
 
     step: int
     wall_ms: int

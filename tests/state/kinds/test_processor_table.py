@@ -144,7 +144,7 @@ def test_variables_can_be_added_and_removed_while_others_keep_their_values() -> 
 
 
 def of_lists(words: str, by_n: str, schema: Any = N, key: Any = N, ttl_ms: int | None = None) -> Scripted:
-    """Return a class that adds each row to a list and to a map, and emits their elements."""
+    """Return a processor that adds each row to a list and to a map, and emits their elements."""
 
     def init(handle: StatefulProcessorHandle, made: Scripted) -> None:
         made.words = handle.getListState(words, schema, ttl_ms)

@@ -50,7 +50,7 @@ def put(
     gaps: frozenset[int] = frozenset(),
     **of: int,
 ) -> ArchiveObject:
-    """Write one object with a record at each of these offsets, except those in `gaps`."""
+    """Write one object with a record at each of these offsets, without those in `gaps`."""
     rows = [
         records(each.partition, (at for at in range(each.first, each.end) if at not in gaps), topic=archive.topic, **of)
         for each in extents

@@ -1,4 +1,4 @@
-"""Extents of offsets behave like sets of single offsets."""
+"""Extents behave like sets of single offsets."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The index of an archive: concurrent changes, and which changes and content are valid."""
+"""The index of an archive: concurrent changes, and the changes and content that are valid."""
 
 import pytest
 from hypothesis import given

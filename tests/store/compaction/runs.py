@@ -5,7 +5,7 @@ from slackwater.store.versions.entries.hash_ranges import hash_bounds
 from slackwater.store.versions.entries.ssts import Sst
 
 PARTITIONS = 4
-"""State partitions among which runs without content are picked."""
+"""Number of state partitions for runs without content."""
 
 
 def a_run(seq_min: int, seq_max: int, size: int, partition: int = 0, partitions: int = PARTITIONS) -> Sst:

@@ -31,7 +31,7 @@ WORD_BYTES = 100
 
 
 def write_run(store: LocalStore, keys: int, row_bytes: int, seq: int) -> Sst:
-    """Write an SST of level 0 in which each key has a list of random text."""
+    """Write an SST of level 0 that has a list of random text for each key."""
     count = row_bytes // WORD_BYTES
     ends = np.arange(keys * count + 1, dtype=np.int32) * WORD_BYTES
     text = np.random.default_rng(seq).bytes(keys * count * WORD_BYTES // 2).hex().encode()
@@ -52,7 +52,7 @@ def peak_kib() -> int:
 
 
 def merge_and_measure(folder: Path) -> None:
-    """Write to stdout the growth of peak memory during a merge (in MiB), its number of rows, and the bytes read."""
+    """Write to stdout: growth of peak memory during a merge (in MiB), the merge's rows, and the bytes that it read."""
     data = (folder / "ssts").read_bytes()
     table, ssts = msgspec.msgpack.decode(data, type=register_type(tuple[Table, tuple[Sst, ...]]))
     store, cache = CountingStore(LocalStore(folder / "store")), SstCache(folder / "cache", 0)
@@ -65,7 +65,7 @@ def merge_and_measure(folder: Path) -> None:
 def measure_merge(folder: Path, keys: int, row_bytes: int) -> tuple[int, int, Sst]:
     """Merge eight versions of large rows in a separate process.
 
-    Return its growth in bytes, the bytes read, and an input.
+    Return the growth of its memory in bytes, the bytes read, and one of the inputs.
     """
     store = LocalStore(folder / "store")
     ssts = tuple(write_run(store, keys, row_bytes, seq) for seq in range(1, RUNS + 1))
@@ -77,7 +77,7 @@ def measure_merge(folder: Path, keys: int, row_bytes: int) -> tuple[int, int, Ss
 def measure_merge_of(folder: Path, table: Table, ssts: tuple[Sst, ...]) -> tuple[int, int, int]:
     """Merge SSTs of `folder / "store"` in a separate process.
 
-    Return its growth in bytes, the rows and the bytes read.
+    Return the growth of its memory in bytes, the number of rows, and the bytes read.
     """
     (folder / "ssts").write_bytes(msgspec.msgpack.encode((table, ssts)))
     code = f"from pathlib import Path; from {__name__} import merge_and_measure as f; f(Path({str(folder)!r}))"

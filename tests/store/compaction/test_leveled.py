@@ -1,4 +1,4 @@
-"""Leveled compaction: what it picks, and invariants of a table compacted by it."""
+"""Leveled compaction: the merges that it picks, and invariants of the table."""
 
 import shutil
 import tempfile
@@ -33,7 +33,7 @@ LEVELED = Policy("leveled", l0_trigger=2, level_base_bytes=100, fanout=10, targe
 def an_sst(
     level: int, size: int, seqs: tuple[int, int], eighths: tuple[int, int] = (0, 8), tombstones: int = 0, name: str = ""
 ) -> Sst:
-    """Return an SST whose hashes cover the eighths of the hash range from `eighths[0]` to before `eighths[1]`."""
+    """Return an SST whose hashes cover some eighths of the hash range: from `eighths[0]` to before `eighths[1]`."""
     low, high = hash_bounds(eighths[0], 8)[0], hash_bounds(eighths[1] - 1, 8)[1]
     name = name or f"{level}/{eighths}/{seqs}"
     return Sst(name, 0, level, size, size, "", low, high, *seqs, 0, "", 0, tombstones)
@@ -121,12 +121,12 @@ def test_a_full_compaction_merges_into_the_level_that_can_hold_the_result() -> N
 
 @dataclass(frozen=True)
 class Era:
-    """Operations while a table has this number of state partitions."""
+    """Operations during which a table has this number of state partitions."""
 
     partitions: int
     batches: list[dict[int, int | None]]
     late: int
-    """Number of batches after which results are committed."""
+    """Number of batches after which results of merges are committed."""
 
 
 eras = st.builds(

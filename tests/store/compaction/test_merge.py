@@ -39,7 +39,7 @@ def written(store: object, cache: SstCache | None, keys: np.ndarray, seq: int, *
 
 
 def whole(inputs: tuple[Sst, ...], target_file_bytes: int, partitions: int = 1) -> Compaction:
-    """Return a compaction of the only state partition, or of the first of several ones."""
+    """Return a compaction of the only state partition, or of the first of several."""
     return Compaction(0, partitions, newest_first(inputs), drops_tombstones=True, target_file_bytes=target_file_bytes)
 
 
@@ -49,7 +49,7 @@ _POOLS: list[pa.MemoryPool] = []
 
 @contextmanager
 def peak_bytes() -> Iterator[list[int]]:
-    """Return the peak of bytes that Python, numpy and Arrow allocate within the block."""
+    """Yield a list that gets the peak number of bytes that Python, numpy and Arrow allocate within the block."""
     peak: list[int] = []
     before = pa.default_memory_pool()
     _POOLS.append(pool := pa.proxy_memory_pool(before))

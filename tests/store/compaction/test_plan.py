@@ -1,4 +1,4 @@
-"""Where a merge's result is placed among runs that have changed meanwhile, and when it is dropped."""
+"""The place of a merge's result among runs that have changed meanwhile, and when the result is dropped."""
 
 from hypothesis import given
 from hypothesis import strategies as st

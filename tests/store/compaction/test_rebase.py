@@ -1,4 +1,4 @@
-"""If a compaction took the version number of a batch, the batch is rebased on it."""
+"""A batch is rebased on a compaction that took the batch's version number."""
 
 from dataclasses import dataclass, field
 from functools import reduce
@@ -22,12 +22,12 @@ KEYS = range(6)
 Rows = dict[int, int]
 """A key and the `_seq` of its newest row."""
 Slice = tuple[int, int, int]
-"""State partition, and the range of its runs, newest first, to merge."""
+"""State partition, and the range of its runs to merge, counted from the newest."""
 
 
 @dataclass
 class Runs:
-    """Artificial content of SSTs. A key belongs to the state partition of its parity."""
+    """Artificial content of SSTs. A key's parity determines its state partition."""
 
     rows: dict[str, Rows] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ class Runs:
         return tuple(self.sst(partition, rows, 0) for partition, rows in enumerate(parts) if rows)
 
     def merged(self, ssts: tuple[Sst, ...], where: Slice) -> CompactionResult | None:
-        """Return the merge of this slice, if there is one."""
+        """Return the merge of this slice, or None if the slice has no merge."""
         partition, start, end = where
         runs = sorted((sst for sst in ssts if sst.partition == partition), key=lambda sst: -sst.seq_max)
         inputs = tuple(runs[start:end])
@@ -88,7 +88,7 @@ def merges(runs: Runs, head: Manifest, wanted: list[Slice]) -> tuple[CompactionR
 
 
 def compacted(runs: Runs, head: Manifest, wanted: list[Slice]) -> Manifest:
-    """Return the head after another process has compacted."""
+    """Return the head after another process has compacted these slices."""
     return after(head, apply_results(head.ssts, merges(runs, head, wanted)), kind="compaction")
 
 

@@ -1,4 +1,4 @@
-"""A picker that follows a table's versions picks the same merges as a new picker for each version."""
+"""A picker that follows a table from version to version picks the same merges as a new picker for each version."""
 
 from itertools import count
 

@@ -62,7 +62,7 @@ def carried_out(one: Compaction) -> CompactionResult:
 
 
 def runs_by_partition(ssts: tuple[Sst, ...], partitions: int) -> dict[int, int]:
-    """Return for each state partition the number of SSTs that may contain a key of it."""
+    """Return, for each state partition, the number of SSTs that may contain one of its keys."""
     return {p: sum(map(max_overlap, sorted_runs(mine))) for p, mine in by_partition(ssts, partitions).items()}
 
 
@@ -81,7 +81,10 @@ def test_runs_from_before_a_rescale_are_cut_when_they_are_merged() -> None:
 
 
 def test_small_runs_over_all_partitions_are_merged_without_the_large_runs_of_each_partition() -> None:
-    """Small runs are not cut and large ones not read, so puts depend on the batches, not on the state partitions."""
+    """Small runs are not cut, and large ones are not read.
+
+    Puts therefore depend on batches, not on state partitions.
+    """
     large = tuple(a_run(1, 9, 100 << 20, p) for p in range(4))
     wide = tuple(a_run(i, i, 1 << 16, partitions=1) for i in range(16, 9, -1))
     assert pick((*wide[1:], *large)) == ()
@@ -101,7 +104,7 @@ def test_large_runs_over_all_partitions_are_cut_and_then_merged_in_each_partitio
 
 
 def test_runs_of_partitions_are_merged_early_to_leave_room_for_runs_over_all_partitions() -> None:
-    """Otherwise each batch would have to be cut, to be merged with the newest of many runs of each partition."""
+    """Otherwise, each batch would have to be cut, so that it can be merged with the newest runs of each partition."""
     older = tuple(a_run(7 - i, 7 - i, 4 << 20 + 2 * i, p) for i in range(7) for p in range(4))
     assert pick(older) == ()
     batch = a_run(8, 8, 1 << 10, partitions=1)
@@ -143,7 +146,7 @@ ERAS = st.lists(
     min_size=1,
     max_size=8,
 )
-"""Numbers of ranges with bytes per SST, and for each batch the number of tasks, a divisor of the ranges."""
+"""Numbers of ranges, bytes per SST, and for each batch its number of tasks, which is a divisor of the ranges."""
 
 
 @given(ERAS, st.integers(2, 9))

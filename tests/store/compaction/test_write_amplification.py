@@ -1,4 +1,4 @@
-"""The minimum that any compaction can write, as the benchmark computes it."""
+"""The minimum that a compaction must write, as the benchmark computes it."""
 
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.models.profiles import scaled
 
 
 def by_trying_all(keys: int, draws: int, batches: int, most: int) -> float:
-    """Compute `universal_optimum` by trying every schedule of merges of the newest runs."""
+    """Compute `universal_optimum` by trying every schedule for merges of the newest runs."""
 
     def rows(num_batches: int) -> float:
         return keys * (1 - (1 - 1 / keys) ** (num_batches * draws))

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class FaultyStore(StoreWrapper):
-    """A wrapper of another store whose requests fail in the ways in which those of real stores do.
+    """A wrapper of another store. Its requests fail as requests to real stores do.
 
     With one thread, the same seed and the same requests give the same faults. The faults of a write are:
 
@@ -80,7 +80,7 @@ class FaultyStore(StoreWrapper):
         return result
 
     def _choose(self, *faults: str) -> str:
-        """Return the fault of the next request, or "" for none. Late writes may be done first."""
+        """Return the fault of the next request, or "" for none. Late writes may be done before it."""
         with self._lock:
             for request in tuple(self._under_way):
                 if self._random.random() < 0.5:

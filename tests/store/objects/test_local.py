@@ -1,4 +1,4 @@
-"""Faults that only local folders have: leftovers, partial files and conflicting names."""
+"""Faults that occur only in local folders: leftovers, partial files and conflicting names."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""What every object store must do."""
+"""Rules for every object store."""
 
 import pickle
 import random

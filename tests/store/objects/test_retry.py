@@ -1,4 +1,4 @@
-"""How long requests are retried, and which messages are logged meanwhile."""
+"""Retries of requests: how long they last, and the messages logged meanwhile."""
 
 import logging
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from slackwater.store.objects.retry import Retry, TransientError
 
 
 class Clock:
-    """Clock that advances only by sleeps."""
+    """Clock that only sleeps advance."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

@@ -1,4 +1,4 @@
-"""The combined retries of many threads while a server is down, has recovered, or is overloaded."""
+"""The retries of many threads together, while a server is down, has recovered, or is overloaded."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ PATIENCE_S = 60.0
 
 
 class Server:
-    """A server that is down from `away_s` until `back_s`, and answers only `per_s` requests of each second."""
+    """A server that is down from `away_s` until `back_s`, and that answers only `per_s` requests in each second."""
 
     def __init__(self, crowd: Crowd, *, away_s: float = 0, back_s: float = 0, per_s: float = 1e9) -> None:
         self._crowd = crowd

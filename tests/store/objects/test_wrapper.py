@@ -1,4 +1,4 @@
-"""A wrapped store that is opened at another root, for clones across roots, has the same wrappers there."""
+"""A wrapped store that is opened at another root, as for clones across roots, has the same wrappers there."""
 
 import pickle
 from collections.abc import Callable

@@ -33,7 +33,7 @@ LARGE = 1 << 40
 
 
 def put(store: ObjectStore, cache: SstCache | None = None, number: int = 0) -> Sst:
-    """Write an SST of 100 rows, about 10 KB as an Arrow file."""
+    """Write an SST of 100 rows, which takes about 10 KB as an Arrow file."""
     changes = {(str(number), str(i)): (i, i / 2, None) for i in range(100)}
     (written,) = write_version(store, cache, ROUTES, changes, number + 1)
     return written

@@ -1,4 +1,4 @@
-"""Look-ups on a machine without cached objects: what they read, concurrently or in sequence, and their memory."""
+"""Look-ups on a machine without cached objects: their reads, concurrent or in sequence, and their memory."""
 
 import threading
 from pathlib import Path
@@ -42,7 +42,7 @@ def put(store: CountingStore, numbers: np.ndarray, seq: int) -> Sst:
 
 @pytest.fixture(scope="module")
 def table() -> tuple[CountingStore, tuple[Sst, ...]]:
-    """Return a base and three newer runs."""
+    """Return a store, and the SSTs of a table: a base and three newer runs."""
     store = CountingStore(MemoryStore())
     random = np.random.default_rng(1)
     with pytest.MonkeyPatch.context() as patch:

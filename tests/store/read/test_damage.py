@@ -38,7 +38,7 @@ ASKED = pa.table({"n": pa.array(range(NUM_KEYS), pa.int64())})
 
 @dataclass
 class Made:
-    """Three SSTs of a table, each with a third of the keys, row groups of a few rows and nearly the same size."""
+    """Three SSTs of a table with nearly the same size. Each has a third of the keys, and row groups of a few rows."""
 
     store: MemoryStore
     ssts: tuple[Sst, ...]
@@ -105,7 +105,7 @@ BY_PIECES: dict[str, Callable[[Made], list[int]]] = {
     "point look-ups": lambda found: points(found)[::7],
     "a merge, whose result looks healthy": merge,
 }
-"""Ways of reading a part, which need not notice damage elsewhere."""
+"""Ways of reading a part. They need not notice damage elsewhere."""
 
 
 def damaged(data: st.DataObject, whole: bytes, other: bytes) -> bytes | None:

@@ -1,4 +1,4 @@
-"""A table at several versions together equals the tables at each of these versions."""
+"""A table at several versions at once equals the tables at each of these versions."""
 
 import tempfile
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ def con() -> Iterator[duckdb.DuckDBPyConnection]:
 
 @pytest.fixture(params=[LARGE, 0], ids=["mapped", "files"])
 def cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SstCache]:
-    """Yield a cache that maps written SSTs, or one without space, so that DuckDB reads Parquet files."""
+    """Yield a cache that maps written SSTs, and one without space, with which DuckDB reads Parquet files."""
     cache = SstCache(tmp_path / "cache", request.param)
     yield cache
     cache.close()
@@ -144,7 +144,7 @@ def test_values_of_every_type_are_the_same_in_duckdb(
 def test_mapped_ssts_and_files_are_combined_in_a_table(
     con: duckdb.DuckDBPyConnection, store: CountingStore, tmp_path: Path
 ) -> None:
-    """Covers SSTs from before the table had a TTL, and hidden and expired rows."""
+    """Some SSTs are from before the table had a TTL, and some rows are hidden or expired."""
     before = replace(ROUTES, ttl=None)
     table = replace(ROUTES, ttl=Ttl(100))
     keys: list[Key] = [(letter, "x") for letter in "abcdef"]

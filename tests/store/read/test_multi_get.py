@@ -31,7 +31,10 @@ def look_up(
     table: Table = ROUTES,
     hashes: Hashes = AS_ALWAYS,
 ) -> list[Values | None]:
-    """Return the values of each key (`None` if missing), after a check that a read without a cache gives the same."""
+    """Return the values of each key, or `None` if it is missing.
+
+    First checks that a read without a cache gives the same.
+    """
     asked = columns(table.key, keys)
     values, present = multi_get(store, cache, ssts, table, hashes.of(table, asked), asked)
     assert values.schema.names == [column.name for column in table.values]
@@ -99,7 +102,7 @@ GROUP_ROWS = 16_384
 
 
 def wide_sst(store: CountingStore, num_groups: int) -> tuple[tuple[Sst, ...], list[Key], np.ndarray]:
-    """Return an SST of many row groups that is in no cache, its keys in the order of their hashes, and the hashes."""
+    """Return an SST of many row groups that no cache has, its keys in the order of their hashes, and the hashes."""
     num_rows = num_groups * GROUP_ROWS
     names = pa.array(np.arange(num_rows)).cast(pa.string())
     keys = pa.table({"origin": names, "dest": pa.array(["x"] * num_rows)})

@@ -1,6 +1,6 @@
 """Look-ups in open SSTs equal other look-ups, for keys and values of all types.
 
-The models of the store check the same while versions are committed, rows expire, columns change and keys are forgotten.
+The store's models check the same while versions are committed, rows expire, columns change and keys are forgotten.
 """
 
 import pyarrow as pa

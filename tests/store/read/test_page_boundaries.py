@@ -1,4 +1,4 @@
-"""For any values and any chunks written, the pages of all columns begin at the same rows."""
+"""The pages of all columns begin at the same rows, whatever the values and the chunks that are written."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ CASES = {
 
 
 def written(kind: str, values: list[object], piece: int) -> tuple[MemoryStore, Sst, Table, pa.Table]:
-    """Write an SST of these values in the order of their hashes; its first chunk has this many rows."""
+    """Write an SST of these values, ordered by their hashes. Its first chunk has this many rows."""
     table = Table((Column("k", "int64"),), (Column("v", kind),), partitions=1)
     keys = pa.table({"k": np.arange(len(values))})
     hashes = hash_keys(keys, ["k"])

@@ -1,4 +1,4 @@
-"""Elements of lists and maps are rows that share the hashed columns of their key; they are read together or singly."""
+"""Elements of lists and maps are rows with the hashed columns of their key; they are read together or one by one."""
 
 from pathlib import Path
 

@@ -95,7 +95,7 @@ def test_requests_of_all_threads_are_counted(tmp_path: Path) -> None:
 def test_the_versions_together_contain_everything_that_was_counted(
     tmp_path_factory: pytest.TempPathFactory, what_happens: list[str]
 ) -> None:
-    """Checks that each count is in exactly one version, for any counting process and any times of commits."""
+    """For any counting process, and any times of commits."""
     folder, clock, tasks = tmp_path_factory.mktemp("counts"), count(), [Stats()]
     driver, app = CountingStore(MemoryStore()), CountingStore(MemoryStore())
     planner = CountingStore(MemoryStore(), SharedCounts(folder / "1").add)
@@ -193,7 +193,7 @@ class Writer:
         self.committer.submit(PendingVersion(base, manifest, (), 0.0, lambda _done: None, Stats(keys=10)))
 
     def told(self) -> Stats:
-        """Return the sum of the versions' usage, after a check that it equals the newest version's total."""
+        """Return the sum of the versions' usage. First checks that it equals the newest version's total."""
         made = list(history.iter_after(self.inner, "app", "stage", 0))
         summed = sum((version.stats for version in made if version.stats), Stats())
         assert made[-1].totals == summed

@@ -43,7 +43,7 @@ def put(store: CountingStore, hashes: np.ndarray) -> Sst:
 
 
 def filters_of(data: bytes) -> list[dict[int, bytes]]:
-    """Return all filters of a Parquet file, located as any Parquet reader does."""
+    """Return all filters of a Parquet file, found as any Parquet reader does."""
     metadata = pq.read_metadata(pa.BufferReader(data))
     places = [metadata.row_group(i).column(0) for i in range(metadata.num_row_groups)]
     return [
@@ -198,7 +198,7 @@ def test_verify_finds_a_filter_that_would_hide_rows(monkeypatch: pytest.MonkeyPa
     with_checksums = writer._with_checksums
 
     def forged(data: pa.Buffer) -> tuple[bytes, int, int]:
-        """Clear the bits of the filter, and adapt the checksums."""
+        """Return the file with the filter's bits cleared and checksums to match."""
         place = pq.read_metadata(pa.BufferReader(data)).row_group(0).column(0)
         start, end = place.bloom_filter_offset + 20, place.bloom_filter_offset + place.bloom_filter_length
         whole = data.to_pybytes()

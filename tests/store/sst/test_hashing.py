@@ -158,7 +158,7 @@ def test_hashes_of_several_columns_are_chained_as_in_spark() -> None:
 
 
 def test_user_columns_whose_names_begin_with_an_underscore_are_hashed() -> None:
-    """Spark hashes all key columns that a program names, whatever their names."""
+    """Spark hashes all key columns that a program names, even those that begin with an underscore."""
     rows = pa.table(
         {
             "_a": pa.array(["EWR", None, "JFK", None], pa.string()),

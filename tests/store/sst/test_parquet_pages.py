@@ -1,4 +1,4 @@
-"""Selected pages of an SST have the same rows as the complete SST, for any columns and page lengths."""
+"""Selected pages of an SST have the rows that the whole SST has there, for any columns and page lengths."""
 
 import datetime
 from decimal import Decimal

@@ -11,11 +11,11 @@ from slackwater.store.sst.arrow_types import python_rows, python_values
 INT32 = st.integers(-(2**31) + 1, 2**31 - 1)
 INT64 = st.integers(-(2**63) + 1, 2**63 - 1)
 YEAR_55840 = 1_700_000_000_000
-"""Milliseconds of a day in 2023, read as seconds."""
+"""Milliseconds of a day in 2023, which are wrongly read as seconds."""
 
 
 def numpys(text: str) -> str:
-    """Return NumPy's text of a time in Python's format: no or six digits of the fraction, four or more of the year."""
+    """Return NumPy's text of a time in Python's format: a fraction of no or six digits, and a year of four or more."""
     if text.startswith("-"):
         year, _, rest = text[1:].partition("-")
         text = f"-{year:0>4}-{rest}"

@@ -87,7 +87,7 @@ SAME: dict[str, list[tuple[Any, Any]]] = {
     "struct<s: string, x: double>": [({"s": "", "x": 0.0}, {"s": "", "x": -0.0}), ({"s": "a", "x": NAN},) * 2],
     "decimal128(4, 2)": [(Decimal("0.00"), Decimal("-0.0"))],
 }
-"""Two forms of one key."""
+"""Pairs of forms of the same key."""
 
 NESTED = (
     Column("n", "int64"),
@@ -108,7 +108,7 @@ def values_of(number: int) -> Values:
 
 
 def as_text(value: Any) -> str | None:
-    """Return a key as typed on the command line."""
+    """Return a key as it is typed on the command line."""
     match value:
         case None:
             return None
@@ -129,7 +129,7 @@ def newest(table: Table, ssts: tuple[Sst, ...], version: int = 1) -> Cut:
 
 
 ONE_HASH = ["string", "int64", "double", "decimal128(38, 0)", *(kind for kind in KEYS if kind.startswith("struct"))]
-"""Types whose keys get equal hashes, so that keys are compared; they represent types with the same comparison."""
+"""Types whose keys get equal hashes, so that the keys themselves are compared. Other types are compared alike."""
 
 
 @pytest.mark.parametrize(

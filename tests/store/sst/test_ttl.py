@@ -47,7 +47,7 @@ def cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SstCache]:
 
 
 class Tables:
-    """Versions of a table written at given times, newest SST first."""
+    """Versions of a table that are written at given times. The newest SST comes first."""
 
     def __init__(self, store: CountingStore, cache: SstCache, table: Table = TABLE) -> None:
         self.store, self.cache, self.table, self.ssts, self.seq = store, cache, table, (), 0
@@ -61,7 +61,7 @@ class Tables:
         self.ssts = (*ssts, *self.ssts)
 
     def read(self, clock_ms: int) -> dict[str, int]:
-        """Return the visible rows, after a check that look-ups and DuckDB find the same."""
+        """Return the visible rows. First checks that look-ups and DuckDB find the same rows."""
         names: list[Key] = [("a",), ("b",), ("c",), ("d",)]
         keys = columns(self.table.key, names)
         hashes = Hashes(2).of(self.table, keys)

@@ -1,4 +1,4 @@
-"""Reading Parquet from memory: all rows are returned, and Arrow's threads have released the memory by then."""
+"""Reading Parquet from memory: when all rows are returned, Arrow's threads have released the memory."""
 
 import gc
 import threading
@@ -51,18 +51,18 @@ def test_a_damaged_page_is_found_by_its_checksum() -> None:
 
 
 TIMES = 150
-"""Repetitions, enough for a fault of one time in forty."""
+"""Number of repetitions, enough to find a fault that happens once in forty times."""
 
 
 class _Bytes(np.ndarray):
-    """Bytes to which a weak reference is possible."""
+    """Bytes to which there can be a weak reference."""
 
 
 @pytest.mark.parametrize(
     "read", [read_whole, lambda data: read_groups(pq.ParquetFile(pa.BufferReader(data)), [0, 1, 2])]
 )
 def test_no_thread_of_arrow_releases_pythons_memory(read: Callable[[Any], pa.Table]) -> None:
-    """A thread that releases the memory while the interpreter exits aborts the process.
+    """If a thread releases the memory while the interpreter exits, the process aborts.
 
     With `pq.read_table`, this happened once in forty runs.
     """
@@ -78,7 +78,7 @@ def test_no_thread_of_arrow_releases_pythons_memory(read: Callable[[Any], pa.Tab
 
 
 def test_no_other_way_of_reading_parquet_is_used() -> None:
-    """The searched functions pass the bytes to threads of Arrow's pool."""
+    """The functions that are searched for pass the bytes to threads of Arrow's pool."""
     handing = {"read_table", "read_row_group", "read_row_groups", "ParquetDataset", "dataset", "scanner"}
     found = {f"{path.name}:{line}" for path, tree in modules() for name, line in calls(tree) if name in handing}
     assert found == set()

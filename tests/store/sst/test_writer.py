@@ -88,7 +88,7 @@ EXTREMES: dict[tuple[object, ...], tuple[object, ...] | None] = {
 
 
 def many_routes(num_rows: int, seq: int = 1) -> pa.Table:
-    """Return unordered rows of ROUTES."""
+    """Return rows of ROUTES in no order."""
     number = np.random.default_rng(7).permutation(num_rows)
     keys = pa.table({"origin": pa.array(["JFK"] * num_rows), "dest": pa.array(number).cast(pa.string())})
     return (

@@ -1,4 +1,4 @@
-"""Amendments of a stage check their precondition, and compute their change, on the version that the new one follows."""
+"""Amendments of a stage check their precondition and compute their change on the version that they follow."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""Commits with any behaviour of writers and storage: no version is missing, lost or doubled, and no zombie commits."""
+"""For any behaviour of writers and storage, no version is missing, lost or doubled, and no fenced writer commits."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -87,7 +87,7 @@ def test_an_existing_version_is_a_conflict(any_store: ObjectStore) -> None:
 
 def test_a_version_that_existed_and_was_deleted_is_a_conflict() -> None:
     class Deleted(MemoryStore):
-        """A store in which the app is deleted between the refused create and the read-back."""
+        """A store in which the app is deleted after the create is refused and before it is read back."""
 
         def get(self, key: str) -> bytes:
             self.delete(key)
@@ -297,7 +297,7 @@ def test_a_claim_that_loses_repeatedly_gives_up() -> None:
 
 @dataclass
 class Writer:
-    """A runner as seen by the store: it claims, commits on top of its own last commit, and stops when it is fenced."""
+    """A runner as the store sees it: it claims, commits on top of its own last commit, and stops when it is fenced."""
 
     name: str
     head: Manifest | None = None
@@ -320,7 +320,7 @@ class Writer:
 
 
 def check_laws(store: ObjectStore, *writers: Writer) -> None:
-    """Check the laws of every stage's history, and that it has exactly the commits that the writers saw succeed."""
+    """Check the laws of every stage's history. It must have exactly the commits that succeeded for the writers."""
     found = versions(store)
     assert [each.version for each in found] == list(range(1, len(found) + 1))
     for before, after in pairwise(found):
@@ -344,7 +344,7 @@ def test_two_writers_in_any_order_leave_one_history(steps: list[tuple[int, str]]
 
 
 def settled(store: FaultyStore, wanted: Manifest) -> bool:
-    """Commit as a runner does: repeat the same manifest until the store answers definitely."""
+    """Commit as a runner does: repeat the same manifest until the store gives a definite answer."""
     while True:
         try:
             commit(store, wanted)

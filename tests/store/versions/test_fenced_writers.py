@@ -1,4 +1,4 @@
-"""The error of a writer whose stage another writer has taken: it names the other and the next step."""
+"""The error of a writer whose stage another one has taken: it names the other writer and the next step."""
 
 from typing import Literal
 

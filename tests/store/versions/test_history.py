@@ -1,4 +1,4 @@
-"""How versions are found, and how many requests that costs."""
+"""Searches for versions, and the number of their requests."""
 
 from bisect import bisect_right
 from pathlib import Path
@@ -25,7 +25,7 @@ def write(store: ObjectStore, *manifests: Manifest) -> None:
 
 
 def store_of(versions: int) -> CountingStore:
-    """Return a store with this many versions of one stage, and reset request counts."""
+    """Return a store with this many versions of one stage. Its request counts are reset."""
     store = CountingStore(MemoryStore())
     write(store, *(manifest(version) for version in range(1, versions + 1)))
     store.reset()
@@ -179,7 +179,7 @@ def test_the_version_at_a_time_is_the_newest_committed_by_then(times: set[int], 
 
 def test_the_version_at_a_time_is_found_while_old_versions_are_collected() -> None:
     class Collecting(MemoryStore):
-        """A store that loses versions 1 to 9 after a reader has seen version 1."""
+        """A store that loses the versions 1 to 9 after a reader has seen version 1."""
 
         def get_range(self, key: str, start: int, length: int) -> bytes:
             found = super().get_range(key, start, length)

@@ -15,7 +15,7 @@ from tests.support.manifests import claim
 
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 followers = [kind for kind in KINDS.values() if not kind.retires and not kind.begins]
-"""Kinds that a batch may follow and that need a previous version."""
+"""Kinds that a batch may follow, and that need a previous version."""
 
 
 def committed(store: MemoryStore, kind: Traits, by: str) -> Manifest:

@@ -25,7 +25,7 @@ from tests.support.manifests import manifest
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 STEP = 2**64 // 32
 SMALL = 165 * 4
-"""A limit of four inline entries."""
+"""Limit that allows four inline entries."""
 
 spans = st.tuples(st.integers(0, 31), st.integers(0, 31)).map(sorted)
 
@@ -102,7 +102,7 @@ def test_a_fold_leaves_few_inline_entries_and_each_hash_in_one_slot(ranges: list
 
 
 def many(store: CountingStore | MemoryStore, entries: int = 4096) -> Ssts:
-    """Return a table of many SSTs, each in its own range of hashes, all in leaves."""
+    """Return a table of many SSTs. Each has its own range of hashes, and all are in leaves."""
     width = 2**64 // entries
     ssts = Ssts(
         replace(sst(n, seq=n + 1, level=1), hash_min=LOWEST + n * width, hash_max=LOWEST + (n + 1) * width - 1)
@@ -136,7 +136,7 @@ def test_a_look_up_reads_one_leaf_and_a_whole_table_each_leaf_once() -> None:
 
 
 def test_a_manifest_of_130_000_ssts_is_small() -> None:
-    """Uses the SSTs of 2,048 state partitions with 64 SSTs each."""
+    """The table has 2,048 state partitions with 64 SSTs each."""
     memory = MemoryStore()
     ssts = many(memory, 2048 * 64)
     assert len(ssts.leaves) == MAX_LEAVES
@@ -178,7 +178,7 @@ def test_of_two_folds_of_a_leaf_only_the_first_is_applied() -> None:
 
 
 def test_of_two_first_folds_of_a_slot_only_the_first_is_applied() -> None:
-    """A runner and a separate compactor both planned a fold when the table had no leaves yet."""
+    """A runner and a separate compactor both planned a fold while the table had no leaves."""
     store = MemoryStore()
     ssts = Ssts(sst(number, seq=number, level=1) for number in range(1, 20))
     one = write_fold(store, "app", "stage", plan_fold(ssts, SMALL, 256))
@@ -191,7 +191,7 @@ def test_of_two_first_folds_of_a_slot_only_the_first_is_applied() -> None:
 
 
 def test_ssts_of_a_leaf_under_another_root_have_the_right_roots(tmp_path: Path) -> None:
-    """Uses a clone under another root, and a clone of that clone under the first root."""
+    """The test uses a clone under another root, and a clone of that clone under the first root."""
     here, there = LocalStore(tmp_path / "here", LocalStore), LocalStore(tmp_path / "there", LocalStore)
     own, first = sst(1, seq=1, level=1), replace(sst(2, seq=2, level=1), root=here.url)
     ssts = Ssts([own, first, *(sst(number, seq=number, level=1) for number in range(3, 9))])

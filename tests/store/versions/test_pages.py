@@ -31,7 +31,7 @@ from tests.support.manifests import manifest
 
 TABLE = Table((Column("k", "int64"),), (Column("v", "int64"),), 4)
 SMALL = 165 * 4
-"""A limit of four inline entries."""
+"""Limit that allows four inline entries."""
 OTHER_ROOT = "/srv/other"
 
 
@@ -51,7 +51,7 @@ def sst(number: int, version: int, root: str = "", app: str = "app") -> Sst:
 
 
 def random_history(data: st.DataObject, store: MemoryStore) -> list[Manifest]:
-    """Return the versions after random batches, merges, folds and rewinds, as another process would read them."""
+    """Return the versions after random batches, merges, folds and rewinds, as read by another process."""
     numbers, versions = count(1), list[Manifest]()
     ssts, side = Ssts(), Ssts()
     for version in range(1, data.draw(st.integers(1, 14), "versions") + 1):
@@ -171,7 +171,7 @@ def test_finding_the_version_at_a_time_takes_three_rounds_of_requests(paged: Mem
 
 
 class LeafBesideVersion(CountingStore):
-    """A store that answers the request for a version only once its leaf has been requested, too."""
+    """A store that answers the request for a version only after its leaf has been requested as well."""
 
     def __init__(self, inner: MemoryStore, version: str) -> None:
         super().__init__(inner)

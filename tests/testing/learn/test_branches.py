@@ -1,4 +1,4 @@
-"""Conditions of Python and Arrow report their outcomes, and the program computes what it did."""
+"""Conditions of Python and Arrow report their outcomes, and the program's results stay the same."""
 
 import runpy
 from pathlib import Path
@@ -48,7 +48,7 @@ class Sizes:
 
 
 def reached(tmp_path: Path, call: Any) -> tuple[Any, dict[str, set[bool]]]:
-    """Return what a call of the instrumented program returns, and the outcomes of each condition."""
+    """Return the result of a call of the instrumented program, and the outcomes of each condition."""
     program, folder = instrument(SOURCE.encode()), tmp_path / "reached"
     folder.mkdir()
     file = tmp_path / "program.py"

@@ -1,4 +1,4 @@
-"""Nothing of a record or a name gets out of its literal or comment in a learned test file."""
+"""In a learned test file, no text of a record or a name gets out of its literal or comment."""
 
 import ast
 

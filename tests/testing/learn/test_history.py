@@ -1,4 +1,4 @@
-"""Records that tests are learned from are of the whole history, and rejected ones are among them."""
+"""Tests are learned from records of the whole history, including rejected ones."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Learned tests reach the branches of the examples, pass, and fail once the program is changed."""
+"""Learned tests reach the branches of the examples, pass, and fail after a change of the program."""
 
 import json
 import runpy
@@ -25,7 +25,7 @@ def time(minute: int) -> str:
 
 
 def flights() -> list[bytes]:
-    """Return made-up flights like those of the example's topic; some did not arrive, and one breaks off."""
+    """Return invented flights like those of the example's topic. Some did not arrive, and one is cut off."""
     random, events = Random(7), list[bytes]()
     for number in range(30):
         late = random.choice([-5.0, 0.0, 20.0, 90.0, 200.0])
@@ -52,7 +52,7 @@ def weather() -> list[bytes]:
 
 
 def orders() -> list[bytes]:
-    """Return orders of two customers; one amount is no number."""
+    """Return orders of two customers; one amount is not a number."""
     amounts = [*range(100, 111), "seven"]
     return [
         json.dumps({"customer": ("Joan", "Ravi")[n % 2], "cents": cents}).encode() for n, cents in enumerate(amounts)
@@ -63,7 +63,7 @@ class Change(NamedTuple):
     before: str
     after: str
     condition: str = ""
-    """The changed condition, as `learn-tests` shows it, if the change concerns one alone."""
+    """The changed condition as `learn-tests` shows it, if the change concerns only one."""
 
 
 WHOLE = "tailnum is not null and arr_delay is not null"
@@ -138,7 +138,7 @@ def learned(program: Path, history: Ran) -> Learned:
 def example(
     request: pytest.FixtureRequest, one_spark: None, tmp_path_factory: pytest.TempPathFactory
 ) -> LearnedExample:
-    """Return a copy of an example's program with the tests that were learned for it."""
+    """Return a copy of an example's program, and the tests that were learned for it."""
     name: str = request.param
     program = tmp_path_factory.mktemp(name) / f"{name}.py"
     program.write_bytes((EXAMPLES / program.name).read_bytes())
@@ -147,7 +147,7 @@ def example(
 
 
 def failing(found: Learned, *, all_of_them: bool = True) -> set[int]:
-    """Run the functions of a learned test file; return the numbers of those that fail, or of one that does."""
+    """Run the functions of a learned test file. Returns the numbers of those that fail, or of one of them."""
     names, numbers = runpy.run_path(str(found.file)), set[int]()
     for number in range(len(found.tests), 0, -1):
         try:

@@ -1,4 +1,4 @@
-"""Masked records keep their form, and equal texts stay equal."""
+"""Masked records keep their form, and equal texts remain equal."""
 
 import json
 import re

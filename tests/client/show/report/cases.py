@@ -1,4 +1,4 @@
-"""A real verdict with its evidence for tests of reports, and a parser for reports."""
+"""A real verdict with its evidence, and a parser for reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ WHERE = "SELECT tail, delay FROM aircraft WHERE delay > 1000 AND tail <> 'N999'"
 
 
 def real_case(cache: SstCache) -> ReportInput:
-    """Return a fault in the middle stage, found in a history with snapshots on both sides."""
+    """Return the verdict on a fault in the middle stage, found in a history with snapshots on both sides."""
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(200))
     pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "before")
@@ -103,7 +103,7 @@ class Parsed(HTMLParser):
     """Result of the standard library's HTML parser."""
 
     tags: list[tuple[str, tuple[tuple[str, str | None], ...]]] = field(default_factory=list)
-    """Start tags with their attributes and end tags without, in order."""
+    """Start tags with their attributes, and end tags, in order."""
     texts: dict[str, list[str]] = field(default_factory=dict)
     """Texts of elements, by tag."""
     markup: list[str] = field(default_factory=list)

@@ -17,7 +17,7 @@ VERSIONS = st.lists(st.lists(st.integers(1, 4), max_size=6).map(sorted), max_siz
 
 @st.composite
 def inputs(draw: st.DrawFn) -> dict[str, RecordOrigins]:
-    """Draw a topic and a channel with records in some partitions; a channel's versions ascend."""
+    """Draw a topic and a channel with records in some partitions. Versions in the channel ascend."""
     counts = draw(st.lists(st.integers(0, 6), max_size=4))
     topic = np.repeat(np.arange(len(counts)), counts)
     sent = draw(VERSIONS)

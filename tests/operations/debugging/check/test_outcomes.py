@@ -40,7 +40,7 @@ Rows = list[tuple[int, int, float]]
 def summed(
     rows: pa.Table, state: pa.Table, each: Callable[[pa.Table, pa.Table], pa.Array]
 ) -> tuple[pa.Table, pa.Table]:
-    """Return an update's new state (number of rows, and a function of the batch's rows) and its emitted rows."""
+    """Return an update's new state (the number of rows, and `each` of the batch's rows) and its emitted rows."""
     counts = np.bincount(rows["_key"].to_numpy(), minlength=state.num_rows)
     after = pa.table({"n": pc.add(pc.fill_null(state["n"], 0), counts), "v": each(rows, state)})
     return after, pa.table({"k": state["k"], **dict(zip(after.column_names, after.columns, strict=True))})
@@ -70,7 +70,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replay_of(state: Kind, folder: Path, partitions: int, schemas: list[pa.Schema]) -> StageReplay:
-    """Return a replay of version 2 of a stage; version 1 has no rows."""
+    """Return a replay of version 2 of a stage whose version 1 has no rows."""
     bound = state.bind(schemas, ("k",))
     values = tuple(Column(one.name, from_arrow(one.type)) for one in bound.values)
     table = Table((Column("k", "int64"),), values, partitions, state.stored)

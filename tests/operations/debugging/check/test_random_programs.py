@@ -10,7 +10,7 @@ from tests.models.random_programs import random_program, versions_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 IN_GATE = (4, 5, 6, 40)
-"""Batch boundaries, chance, the process, and a deterministic program; `test_verb.py` has clock and order."""
+"""Programs with batch boundaries, chance, the process, and no plant; `test_verb.py` has clock and order."""
 
 
 @pytest.mark.parametrize(

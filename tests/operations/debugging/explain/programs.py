@@ -1,4 +1,4 @@
-"""Random programs of one table over records, with plain Python that folds the same records."""
+"""Random programs with one table, and plain Python that computes the table from the same records."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def one_table(kind: str) -> sw.App:
 
 @dataclass
 class Input:
-    """Records with their locations, in two partitions, sent in several runs."""
+    """Records with their locations, in two partitions, that were sent in several runs."""
 
     ran: Ran
     sent: dict[str, Raw]
@@ -81,7 +81,7 @@ class Input:
 
 
 def fed(app: sw.App, random: Random, *, runs: int = 3, per_run: int = 6, keys: Sequence[str] = "ab") -> Input:
-    """Run an app over random records, one batch for each run."""
+    """Run an app over random records, with one batch for each run."""
     ran: Ran | None = None
     sent: dict[str, Raw] = {}
     offsets = [0, 0]
@@ -119,7 +119,7 @@ def places(found: RowExplanation) -> set[str]:
 
 
 def smallest_size(rows: Iterable[Raw], fold: Fold, wanted: Mapping[str, object]) -> int:
-    """Return the size of the smallest subset of records whose fold is the row, by trying all subsets."""
+    """Return the size of the smallest subset of records whose fold is the row. Tries all subsets."""
     some = [*rows]
     return next(
         size for size in range(1, len(some) + 1) for subset in combinations(some, size) if fold(subset) == dict(wanted)

@@ -1,7 +1,7 @@
 """An app with planted records that are not in its table, each for a known reason.
 
-`totals` reads the topic `events` and counts `n` by `k`. Its versions are written in the way of a runner; verbs are
-those of the product. Each record has its own key, which begins with the reason why the record is not in the table.
+`totals` reads the topic `events` and counts `n` by `k`. Its versions are written as by a runner; verbs are the
+product's own. Each record has its own key, which begins with the reason why the record is not in the table.
 """
 
 import json
@@ -163,13 +163,13 @@ class Plants:
         return {**head.side_tables, REJECTED: table.upsert(head, rows, version, added=count, waiting=count)}
 
     def let_expire(self) -> None:
-        """Commit a batch whose clock is past the time to live of all rows with a time."""
+        """Commit a batch whose clock is after the expiry of all rows that have a time."""
         self.batch("expired")
         self.clock += timedelta(milliseconds=2 * TTL_MS)
         self.batch("counted")
 
     def skip(self) -> None:
-        """Skip some records by a reset."""
+        """Reset the offsets, so that some records are skipped."""
         for _ in range(self.random.randrange(1, 4)):
             self.send("skipped")
         self.app.reset(TOPIC, to_latest=True)
@@ -191,7 +191,7 @@ class Plants:
         )
 
     def undo(self) -> None:
-        """Count a record, then roll the table back to its state before the record. The offset is kept."""
+        """Count a record, then roll the table back to before the record. The offset is kept."""
         before = self.head.version
         self.batch("rewound")
         self.app.rewind(f"{APP}/{STAGE}@v{before}", keep_offsets=True)
@@ -210,7 +210,7 @@ class Plants:
         self.app.compact(full=self.random.random() < 0.5)
 
     def undo_and_wait(self) -> None:
-        """Count a record, and roll the app back to the state before the record. The app does not run again."""
+        """Count a record, then roll the app back to before the record. The app does not run again."""
         before = self.head.version
         self.batch("rewound")
         self.app.rewind(f"{APP}/{STAGE}@v{before}")

@@ -1,4 +1,4 @@
-"""Orders without a payment are reported as joined with nothing; other orders are counted, or reported as not known."""
+"""Orders without a payment are reported as joined with nothing; others are counted, or reported as unknown."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ ONE: list[dict[str, int]] = [{"at": 1}]
 
 
 class Shop:
-    """`pairs` joins orders with payments, and `paid` counts the pairs of each order."""
+    """An app: `pairs` joins orders with payments, and `paid` counts the pairs of each order."""
 
     def __init__(self, folder: Path) -> None:
         self.kafka = MemoryKafka.named(f"memory://{folder}")

@@ -1,4 +1,4 @@
-"""The change at which a key's row began to differ from the external row, and numbers of keys, against dictionaries."""
+"""The change at which a key's row began to differ from the external row, and counts of keys: as by dictionaries."""
 
 import tempfile
 from pathlib import Path
@@ -29,7 +29,7 @@ def compared(model: Model, cache: SstCache, theirs: dict[int, int], times: dict[
 
 
 def expected_parting(shown: list[int | None], theirs: int | None, at: int | None) -> tuple[int | None, bool]:
-    """Return the version that parted the row from the external row, and True if the row before was external."""
+    """Return the version at which the row began to differ, and True if the row before it was the external row."""
     rows = [None, *shown]
     then = len(shown) if at is None else min(at, len(shown))
     if rows[then] == theirs:

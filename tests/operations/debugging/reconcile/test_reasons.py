@@ -1,4 +1,4 @@
-"""Each planted record is reported as missing in the table, with the reason for which it was planted."""
+"""Each planted record is reported as missing from the table, with its planted reason."""
 
 import re
 import shlex
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from slackwater.operations.debugging.replay.batches import ReplayBatch
 
 SEEDS = {"default": (0, 5), "ci": range(200), "nightly": range(1_000)}
-"""Seed 5 leaves records unread, seed 0 ends with a rewind."""
+"""Seeds by profile. Seed 5 leaves records unread; seed 0 ends with a rewind."""
 
 
 def planted(folder: Path, seed: int) -> Plants:
-    """Return an app whose history has each kind of event at least once, in random order, and unread records."""
+    """Return an app whose history has each kind of event at least once, in random order, and some unread records."""
     plants, random = Plants(folder, seed), Random(f"events {seed}")
     events = [*EVENTS, *random.choices(EVENTS, k=6)]
     random.shuffle(events)

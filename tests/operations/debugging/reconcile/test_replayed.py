@@ -1,4 +1,4 @@
-"""What stored rows leave open, which record of a version was counted, a replay of the program proves."""
+"""A replay of the program proves which record of a version was counted, if stored rows cannot show this."""
 
 import json
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def kinds(ran: Ran, key: object, **how: Any) -> Mapping[str, tuple[str, bool]]:
-    """Return the kind of each record's fate, and if it is proved, by location."""
+    """Return the kind of each record's fate, and True if it is proved, by location."""
     found = ran.app.why_not("t", key, **how).full_result
     return {str(reason.record): (reason.kind, reason.proved) for reason in (*found.reasons, *found.counted)}
 

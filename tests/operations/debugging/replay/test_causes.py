@@ -63,7 +63,7 @@ def recent(orders: DataFrame) -> DataFrame:
     return orders
 """
 FEES = ("amount div 100", "case when k like 'd%' then amount else amount div 100 end")
-"""Fee of the first release, and of the second, which is wrong for keys that begin with d."""
+"""Fee in the first and in the second release. The second is wrong for keys that begin with d."""
 HUGE = 2_000_000
 MINUTE_MS = 60_000
 
@@ -83,7 +83,7 @@ class Shop:
     """Last moment before the reset."""
 
     def send(self, *orders: dict[str, object]) -> None:
-        """Send orders with ascending numbers and times a second apart, unless they set their own."""
+        """Send orders, which by default have ascending numbers and times a second apart."""
         producer = Producer(open_kafka(self.bootstrap).properties)
         for given in orders:
             name, order = str(given.get("name", "")), {key: each for key, each in given.items() if key != "name"}
@@ -129,7 +129,7 @@ class Shop:
         return said.exit_code, said.stdout, said.stderr
 
     def cause(self, where: str, *words: str, releases: tuple[int, ...] = (2,)) -> dict[str, object]:
-        """Return the cause that bisect finds with the files of these releases."""
+        """Return the cause that bisect finds when it is given the files of these releases."""
         codes = [word for release in releases for word in ("--code", str(self.folder / f"v{release}.py"))]
         code, out, error = self.verb("bisect", self.app, "--where", where, *codes, "--json", *words)
         assert code == 0, error

@@ -70,7 +70,7 @@ def test_sorted_rows_do_not_depend_on_their_original_order() -> None:
 
 
 def comparison(replayed: int) -> Comparison:
-    """Return a comparison of two keys. One of them differs if `replayed` differs from the committed value."""
+    """Return a comparison of two keys. One of them differs unless `replayed` is the committed value."""
     keys = pa.table({"carrier": ["AA", "UA"]})
     before, after = (pa.table({"flights": [5, count], "mean": [math.nan, 0.5]}) for count in (7, replayed))
     there = np.array([True, True])

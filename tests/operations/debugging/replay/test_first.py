@@ -1,4 +1,4 @@
-"""The first bad record of a batch, found without Spark, compared with its definition by prefixes in plain Python."""
+"""The first bad record of a batch, found without Spark, and compared with its definition in plain Python."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -55,7 +55,7 @@ class Known(StageReplay):
 
 
 def order(records: list[Order]) -> list[Order]:
-    """Sort in the app's order: by offset within a partition, across partitions by the latest time up to a record."""
+    """Sort in the app's order: by offset within a partition, across partitions by the latest time so far."""
     latest = {
         each: max(o.time_ms for o in records if o.partition == each.partition and o.offset <= each.offset)
         for each in records
@@ -74,7 +74,10 @@ def batches(draw: st.DrawFn, least: int) -> list[Order]:
 
 
 def search_of(records: list[Order], where: str, folder: Path) -> RecordSearch:
-    """Return a search for the record that made a query return rows; the query reads a table of users, empty before."""
+    """Return a search for the record that made a query return rows.
+
+    The query reads a table of users, at first empty.
+    """
     bound = STATE.bind([ROWS], ("user",))
     stage = Stage(bound, ("user",), ROWS, STATE.stored)
     before = stage.head
@@ -97,7 +100,7 @@ def search_of(records: list[Order], where: str, folder: Path) -> RecordSearch:
 
 
 def totals(records: Iterable[Order]) -> Iterator[bool]:
-    """Yield True for each prefix of the records in which a user's total exceeds the limit, the empty prefix first."""
+    """Yield, for each prefix of the records beginning with the empty one, True if a user's total exceeds the limit."""
     users: dict[str, int] = {}
     yield False
     for each in records:

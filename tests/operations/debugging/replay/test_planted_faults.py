@@ -31,7 +31,7 @@ VARIANT = "latest expires"
 PHASES = 3
 KINDS = 7
 ENTRIES = 300
-"""Entries of each phase."""
+"""Number of entries in each phase."""
 HUGE = 10**9
 HOUR_MS = 3_600_000
 
@@ -43,17 +43,17 @@ def hash_of(account: object) -> int:
 
 @dataclass
 class Fault:
-    """A planted fault: a query that shows it, and its record."""
+    """A planted fault, with a query that shows it and its record."""
 
     where: str
     address: str = ""
     bad: str = ""
-    """Moment at which the fault shows. Later, its row may have expired."""
+    """Moment at which the fault shows. Its row may expire later."""
 
 
 @dataclass
 class History:
-    """Entries in the order of sending, with faults, each on its own account."""
+    """Entries in the order of sending, with faults among them, each on an account of its own."""
 
     random: np.random.Generator
     ledger: Ledger
@@ -160,7 +160,7 @@ class History:
 def check(
     ledger: Ledger, seed: int, *, phases: int = PHASES, thins: bool = False, empties: bool = False
 ) -> Counter[str]:
-    """Count the results for a history's faults: the record, a proved span that contains it, or an expired time.
+    """Count how the faults of a history are found: by record, by a proved span that contains it, or as expired.
 
     With `empties`, the app archives its input, and the records are then deleted in Kafka.
     """
@@ -211,7 +211,7 @@ def check(
 
 
 def grow_older(folder: Path, span_ms: int) -> None:
-    """Set file times back by this span, to exceed garbage collection's margin."""
+    """Set file times back by this span, so that garbage collection's margin has passed."""
     for path in folder.rglob("*"):
         written_ns = path.stat().st_mtime_ns - span_ms * 1_000_000
         os.utime(path, ns=(written_ns, written_ns))

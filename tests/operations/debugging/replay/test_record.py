@@ -1,4 +1,4 @@
-"""From a bad commit to the input record: planted bad records, found by replays on a real broker and Spark."""
+"""From a bad commit to the input record: replays on a real broker and Spark find planted records."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def plant(ledger: Ledger, amount: int, *, account: str = "a7", branch: int = 3) 
 
 @dataclass
 class Planted:
-    """A ledger that has processed two records with far too large amounts, and the address of the first one."""
+    """A ledger that has processed two records with far too large amounts, and the address of the first of them."""
 
     ledger: Ledger
     first: str
@@ -75,7 +75,7 @@ def planted_in(ledger: Ledger, *, variant: str = "") -> Planted:
 
 @pytest.fixture(scope="module")
 def planted(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Planted:
-    """Return the shared ledger; tests do not change it."""
+    """Return the ledger that all tests share and none changes."""
     return planted_in(Ledger(kafka.bootstrap, tmp_path_factory.mktemp("planted")))
 
 

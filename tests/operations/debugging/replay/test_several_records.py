@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 T0 = 1_760_000_000_000
 ROW = "k string, n long, amount string, ts long, shop string"
 EVEN = 3
-"""Partitions of the topic whose records have equal times."""
+"""Partitions of the topic in which all records have the same time."""
 
 
 def parsed(messages: DataFrame) -> DataFrame:
@@ -40,9 +40,9 @@ def parsed(messages: DataFrame) -> DataFrame:
 
 
 def shop(name: str, topic: str, *, beside: bool) -> sw.App:
-    """Return an app of three hops: `parse`, tables by `k` of several kinds, and `enrich` before a table by `shop`.
+    """Return an app with three hops: `parse`; tables of several kinds by `k`; and `enrich`, before a table by `shop`.
 
-    With `beside`, it also has the tables with side tables.
+    With `beside`, it also has tables with side tables.
     """
     app = sw.App(name)
     app.stage(name="parse", reads=sw.topic(topic), writes=sw.repartition("by-k", key="k", partitions=2))(parsed)
@@ -95,7 +95,7 @@ class History:
         self.app.run(store=self.store, kafka=self.bootstrap, until_caught_up=True)
 
     def produce(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Send rows to the partitions and with the times given in their fields."""
+        """Send rows, each to the partition and with the time in its fields."""
         producer = Producer({"bootstrap.servers": self.bootstrap})
         for row in rows:
             values = {"k": "k00", "amount": "5", "ts": T0, "shop": "s0"} | row
@@ -130,7 +130,7 @@ def named(found: RecordPath) -> str:
 
 
 def bad(found: RecordPath) -> list[str]:
-    """Return the bad records, with an asterisk for records that are bad alone."""
+    """Return the bad records, with an asterisk at each that is bad alone."""
     assert found.records is not None
     return [
         f"{row['topic']}[{row['partition']}]@{row['offset']}{'*' if row['alone'] else ''}"
@@ -144,7 +144,7 @@ def small(n: int, k: int, minute: float, amount: str = "5", **more: Any) -> dict
 
 @pytest.fixture(scope="module")
 def one_partition(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> History:
-    """Return an app with three runs of one partition: late rows, rejected records, expiring rows.
+    """Return an app that ran three times on one partition: with late rows, rejected records and expiring rows.
 
     Some rows of the third run have large values.
     """
@@ -245,9 +245,9 @@ def test_a_batch_made_bad_by_its_records_is_good_without_them(one_partition: His
 
 @pytest.fixture(scope="module")
 def partitions(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> History:
-    """Return an app with two runs of three partitions.
+    """Return an app that ran twice on three partitions.
 
-    The second run's records have the same time, except for those with `sent`.
+    The second run's records have the same time, except those with `sent`.
     """
     history = History(kafka.bootstrap, tmp_path_factory.mktemp("three"), EVEN)
     history.send_and_run([small(n, n % 10, 0, partition=n % EVEN) for n in range(60)])
@@ -300,7 +300,7 @@ class FanIn(History):
         )(lambda left, right: left.union(right))
 
     def send(self, side: str, records: Sequence[tuple[int, int]]) -> None:
-        """Send records (`n` and time), and let the side's stage read them."""
+        """Send records (`n` and time) to one side, and let that side's stage read them."""
         self.topic = f"{self.name}-{side}"
         self.produce([small(n, n % 3, 0, sent=time_ms) for n, time_ms in records])
         self.run(side)

@@ -1,4 +1,4 @@
-"""Which records of a batch are bad alone, by the rows that a function returns for each, without Spark."""
+"""Finds the records of a batch that are bad alone, by the rows that a function returns for each; without Spark."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ GAP = 20
 
 @dataclass(frozen=True)
 class Given(StageReplay):
-    """Replay whose function returned these rows, each with the number of its source record."""
+    """Replay whose function returns these rows, each with the number of its source record."""
 
     made: pa.Table | None = None
 

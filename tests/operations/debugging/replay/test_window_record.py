@@ -1,4 +1,4 @@
-"""The bad record of an attached query's batch: found by the batch's offsets, the row's key, and a user function."""
+"""The bad record of an attached query's batch, found by the batch's offsets, the row's key, and a user function."""
 
 import json
 from pathlib import Path

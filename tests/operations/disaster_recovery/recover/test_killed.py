@@ -19,7 +19,7 @@ from tests.support.histories import FlightsApp, flights
 
 
 def lost(*, reachable: bool) -> tuple[FlightsApp, AgingStore, FailoverKafka]:
-    """Return an app, its replica, and a Kafka to continue on; with `reachable`, the app has newer commits."""
+    """Return an app, its replica, and a Kafka to continue on. With `reachable`, the app has newer commits."""
     app, target = running(), AgingStore()
     copy(app, target)
     if reachable:

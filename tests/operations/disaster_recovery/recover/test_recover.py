@@ -29,7 +29,7 @@ SAME = FailoverTerms()
 
 
 def elsewhere(app: FlightsApp, *, behind: int = 0, before: int = 0) -> FailoverKafka:
-    """Return another Kafka that has only the users' topic, after unrelated records and without the last records."""
+    """Return another Kafka with only the users' topic, which has unrelated records first and lacks the last records."""
     made = FailoverKafka()
     made.topics[app.topic] = [
         [*([*messages][:1] * before), *messages[: len(messages) - behind]] for messages in app.kafka.topics[app.topic]

@@ -39,7 +39,7 @@ def history_of(rounds: int) -> tuple[FlightsApp, AgingStore]:
 
 
 def see_a_whole(app: FlightsApp, target: AgingStore) -> bool:
-    """Check that the replica, if it exists already, is consistent and has the app's tables at its cut."""
+    """Check that the replica, if there is one already, is consistent and has the app's tables at its cut."""
     store = fresh(target)
     try:
         cut = resolve(store, app.name, now_ms=LATER_MS)

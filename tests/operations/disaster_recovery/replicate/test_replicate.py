@@ -51,7 +51,7 @@ def running() -> FlightsApp:
 
 
 def check_whole(app: FlightsApp, target: ObjectStore) -> None:
-    """Check that the replica equals the app up to its cut, and that `verify` finds it complete."""
+    """Check that the replica equals the app up to its cut, and that `verify` reports it as complete."""
     found = replicas.REPLICA_CUTS.newest(target, app.name)
     assert found is not None
     for stage, version in found.stages.items():

@@ -32,7 +32,7 @@ class StoreIO(FileIO):
 
 
 def opened(store: ObjectStore, target: ObjectStore, name: str) -> StaticTable:
-    """Open an Iceberg table under a root; its SSTs are in another store."""
+    """Open an Iceberg table under the root `target`; its SSTs are in the store."""
     # Like readers, which get the number of the newest metadata.
     folder = f"{name}/metadata"
     data = target.get(f"{folder}/v{target.get(f'{folder}/version-hint.text').decode()}.metadata.json")

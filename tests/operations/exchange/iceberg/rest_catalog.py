@@ -10,7 +10,7 @@ from tests.support.json_servers import JsonHandler, JsonServer, serving
 
 
 class RestCatalog(JsonServer):
-    """A catalog's server. `replaces` is False for one that does not know `overwrite`, as in earlier specifications."""
+    """Server of a catalog. With `replaces` False, it does not know `overwrite`, which is newer in the specification."""
 
     def __init__(self, *, replaces: bool) -> None:
         super().__init__(_Handler)

@@ -189,7 +189,7 @@ def test_an_entry_that_was_dropped_is_created_again(
 
 
 class Beside:
-    """A catalog in which, once, another export changes entries after an entry has been read."""
+    """A catalog in which another export once changes entries, after an entry has been read."""
 
     def __init__(self, catalog: Catalog, change: Callable[[], object]) -> None:
         self._catalog, self._changes = catalog, [change]

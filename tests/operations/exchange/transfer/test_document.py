@@ -14,7 +14,7 @@ INSIDE = {
     Input: {"rows"},
     Output: {"attempts", "rows", "markers"},
 }
-"""Fields that are empty there because they concern one version, and those about due rows, which `due_ms` covers."""
+"""Undocumented fields: those that concern one version, so they are empty there, and those that `due_ms` covers."""
 
 
 def structs(kind: Any) -> set[type[Struct]]:

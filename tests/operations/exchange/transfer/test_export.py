@@ -154,7 +154,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(
 
 
 def total(folder: Path, key: str, *places: str) -> dict[str, tuple[int, int]]:
-    """Return flights and delays by key in these parts of a folder, as DuckDB reads them."""
+    """Return flights and delays by key in these parts of a folder, read by DuckDB."""
     files = {each: [*map(str, (folder / each).glob("*.parquet"))] for each in places}
     count = {"tables": "flights", "in-flight": "1"}
     parts = [

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @contextmanager
 def told_of_writes(store: AgingStore, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Count file writes as requests in this block; files that a killed export has written stay."""
+    """Count file writes as requests in this block. Files that a killed export has written stay."""
     write_table, write_bytes = pq.write_table, Path.write_bytes
 
     def told(where: Path, write: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Spark queries to adopt: Spark's state for given rows, and the stage's expected rows."""
+"""Spark queries to adopt: tables of the adopting program, and adoptions of a query."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def table_of(kind: Kind, key: pa.Schema, bound: BoundState, partitions: int = 2)
 
 
 def declared(kind: Kind, rows: pa.Schema, key: Sequence[str]) -> Table:
-    """Return the table for rows with these columns."""
+    """Return the table of a program with this kind of state, for rows with these columns."""
     return table_of(kind, pa.schema([rows.field(name) for name in key]), kind.bind([rows], tuple(key)))
 
 

@@ -55,7 +55,7 @@ class Query:
         self._batches = 0
 
     def send(self, *orders: tuple[str, int]) -> None:
-        """Send records to the topic only."""
+        """Send records to the topic, but not to the query."""
         producer = Producer(open_kafka(self.bootstrap).properties)
         for country, cents in orders:
             row = {"country": country, "cents": cents, "price": f"{cents}.25", "id": len(self.rows)}
@@ -93,7 +93,7 @@ class Query:
         self._say_kafka()
 
     def _say_kafka(self) -> None:
-        """Replace the checkpoint's offsets by those of the topic, in Spark's format."""
+        """Replace the checkpoint's offsets by the topic's, in Spark's format."""
         at = 0
         for number in range(self._batches):
             at += len((self._source / f"{number:03}.json").read_text().splitlines())
@@ -103,7 +103,7 @@ class Query:
             (file.parent / f".{number}.crc").unlink(missing_ok=True)
 
     def truth(self, up_to: int) -> dict[str, tuple[int, int]]:
-        """Return orders and cents by country for this many records."""
+        """Return the number of orders and the cents of each country after this many records."""
         found: dict[str, tuple[int, int]] = {}
         for row in self.rows[:up_to]:
             orders, cents = found.get(str(row["country"]), (0, 0))

@@ -61,7 +61,7 @@ BUFFER = pa.schema(
         *(("valueWithExtremumOrdering_2", pa.float64()), ("extremumOrdering_2", pa.int64())),
     ]
 )
-"""Spark's state for the same aggregates."""
+"""Columns of Spark's state for the same aggregates."""
 TOTALS = MemoryTable("", pa.schema([("country", pa.string())]), BUFFER)
 
 row = st.fixed_dictionaries(
@@ -292,7 +292,7 @@ class Span(dict[str, int]):
 
 
 def test_windows_fall_due_from_the_querys_watermark_on(cache: SstCache) -> None:
-    """Windows that the query has emitted are not emitted again; later windows are."""
+    """Windows that the query has emitted are not emitted again, but later windows are."""
     window = pa.struct([("start", pa.timestamp("us", "UTC")), ("end", pa.timestamp("us", "UTC"))])
     rows = pa.schema([("window", window), ("country", pa.string())])
     table = declared(FinalKind(sw.aggregate(orders=sw.count())), rows, ["window", "country"])

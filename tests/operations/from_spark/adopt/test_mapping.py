@@ -1,4 +1,4 @@
-"""The mapping from a query's state to a stage's columns, and the error messages if there is none."""
+"""The mapping from a query's state to a stage's columns, and the errors if there is none."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -59,7 +59,7 @@ def rows_of(mapping: RowMapping | GroupedMapping, *states: pa.Table) -> list[dic
 
 
 def of_buffer(kind: Aggregates, fields: list[tuple[str, pa.DataType]], *values: object) -> dict[str, Any]:
-    """Map a buffer with these fields, and return the row."""
+    """Map a buffer of these fields and values, and return the row."""
     buffer = pa.schema(fields)
     mapping = map_tables([MemoryTable("", COUNTRY, buffer)], declared(kind, ROWS, ["country"]), "stage s")
     state = pa.table([["DE"], *([value] for value in values)], schema=pa.schema([*COUNTRY, *buffer]))
@@ -185,7 +185,10 @@ def test_a_global_aggregate_becomes_one_row_with_key_0() -> None:
 
 
 def test_buffers_without_a_corresponding_aggregate_become_columns_of_an_update() -> None:
-    """Examples are `approx_count_distinct`, `collect_list` and `stddev`, whose fields a function can interpret."""
+    """Such aggregates are `approx_count_distinct`, `collect_list` and `stddev`.
+
+    A function can interpret their fields.
+    """
     deviation = [("n", DOUBLE), ("avg", DOUBLE), ("m2", DOUBLE)]
     buffers = pa.schema([("MS_0", INT), ("MS_1", INT), ("buf", pa.binary()), *deviation])
     columns = tuple(Column(each.name, from_arrow(each.type)) for each in buffers)

@@ -17,7 +17,7 @@ from tests.support.running import UNCOMPILED
 
 State = dict[tuple[Any, ...], tuple[Any, ...]]
 _INSTANTS = {"timeoutTimestamp": 1e3, "ttlExpirationMs": 1e3, "expiresAtMicros": 1e6}
-"""Spark's time fields, and their ticks per second."""
+"""Spark's time fields, and the number of their ticks per second."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Variant:
 
 
 def by_spark(spark: SparkSession, folder: Path, checkpoint: Checkpoint, table: StateTable, batch: int) -> State:
-    """Read a table at the end of a batch with Spark's own reader, without the code under test; return rows by key."""
+    """Read a table at the end of a batch by Spark's own reader, without the code under test. Returns rows by key."""
     session = spark.newSession()
     read_format = {"spark.sql.streaming.stateStore.checkpointFormatVersion": checkpoint.files.format_of(batch)}
     for name, value in (UNCOMPILED | read_format).items():
@@ -48,7 +48,7 @@ def by_spark(spark: SparkSession, folder: Path, checkpoint: Checkpoint, table: S
 
 
 def _split(row: Row, schema: StructType, kind: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return key and values from Spark's structs, with Spark's times."""
+    """Return key and values from Spark's structs, with times as Spark stores them."""
     of = dict(zip(schema.names, row, strict=True))
     key = [*_fields(of["key"], schema["key"].dataType)]
     if "user_map_key" in of:
@@ -104,7 +104,10 @@ def plain(value: Any) -> Any:
 
 
 def plain_arrow(value: Any) -> Any:
-    """Return an Arrow value in the same hashable form; Arrow has structs as dictionaries, maps as lists of pairs."""
+    """Return an Arrow value in the same hashable form.
+
+    Arrow has dictionaries for structs and lists of pairs for maps.
+    """
     if isinstance(value, Mapping):
         return tuple(map(plain_arrow, value.values()))
     return tuple(map(plain_arrow, value)) if isinstance(value, list | tuple) else _leaf(value)

@@ -44,9 +44,9 @@ PROVIDERS = {
 
 RECORDED = Path(__file__).parent / "recorded"
 READ_SINCE = {"format2": (4, 1), "transform": (4, 2)}
-"""First Spark version whose own reader can read recordings with this part in their name."""
+"""First Spark version whose own reader can read recordings that have this part in their name."""
 _PLACE = b"file:/recorded/"
-"""Path that a packed checkpoint has as its location."""
+"""Location that is written into a packed checkpoint."""
 
 
 def write_input(folder: Path) -> None:
@@ -192,7 +192,7 @@ def _windows_of_pairs(rows: DataFrame) -> DataFrame:
 
 
 class LastSeen(StatefulProcessor):
-    """A processor that reports a key as idle, again and again while it stays idle."""
+    """A processor that reports an idle key, again and again while the key stays idle."""
 
     def init(self, handle: Any) -> None:
         self._handle = handle
@@ -251,15 +251,15 @@ QUERIES: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
 }
 """Queries by name, each with its output mode."""
 OF_CLASSES = ("transform", "last-seen")
-"""Queries of `transformWithState`, which the HDFS provider does not support."""
+"""Queries that use `transformWithState`, which the HDFS provider does not support."""
 _ENCODED = {"last-seen": "avro"}
-"""State encodings of classes, if not Spark's default; with Avro the schema may change."""
+"""State encoding of these queries' classes, if it is not Spark's default. With Avro, the schema may change."""
 _ENDLESS = OF_CLASSES
-"""Queries that run batches without input for their timers, and so never finish."""
+"""Queries that run batches without input because of their timers, and therefore never finish."""
 
 
 def run_query(spark: SparkSession, name: str, provider: str, source: Path, checkpoint: Path) -> None:
-    """Run a query over the files of `write_input`, one per batch."""
+    """Run a query over the files of `write_input`, with one batch for each."""
     query, mode = QUERIES[name]
     encoding = {f"{_SETTINGS}.encodingFormat": _ENCODED.get(name, "unsaferow")}
     for setting, value in {f"{_SETTINGS}.checkpointFormatVersion": "1", **encoding, **PROVIDERS[provider]}.items():
@@ -281,7 +281,7 @@ def run_query(spark: SparkSession, name: str, provider: str, source: Path, check
 
 
 def pack(checkpoint: Path, into: Path) -> None:
-    """Pack a checkpoint into one file, independent of time and place."""
+    """Pack a checkpoint into one file, which does not depend on time and place."""
     with zipfile.ZipFile(into, "w") as packed:
         for file in sorted(each for each in checkpoint.rglob("*") if each.is_file() and each.suffix != ".crc"):
             entry = zipfile.ZipInfo(file.relative_to(checkpoint).as_posix())
@@ -323,7 +323,7 @@ def _record(into: Path, wanted: list[str]) -> None:
 
 
 def _settings(work: Path) -> dict[str, str]:
-    """Return settings for a session with Java queries: mapGroupsWithState and flatMapGroupsWithState have no Python."""
+    """Return the session's settings for Java queries: Python lacks mapGroupsWithState and flatMapGroupsWithState."""
     jars = Path(pyspark.__file__).parent / "jars"
     source = Path(__file__).with_name("MapGroups.java")
     subprocess.run(["javac", "-cp", f"{jars}/*", "-d", str(work), str(source)], check=True)

@@ -73,7 +73,7 @@ _NAMES = ["a", "A", "b c", "x.y", "é", "sum", "key", "value", "index", "partiti
 
 @dataclass(frozen=True)
 class Shape:
-    """Columns of an operator's rows, key columns first."""
+    """Columns of an operator's rows; the key columns come first."""
 
     key: tuple[tuple[str, DataType], ...]
     values: tuple[tuple[str, DataType], ...]
@@ -122,7 +122,7 @@ def _struct(inside: Sequence[DataType], random: Random) -> StructType:
 
 
 def _value(random: Random, kind: DataType) -> Any:
-    """Return a random value of a type: often null, for a struct often one of nulls; a variant is JSON text."""
+    """Return a random value of a type. It is often null, or a struct of nulls; a variant is JSON text."""
     if random.random() < 0.2:
         return None
     match kind:
@@ -177,7 +177,7 @@ def _parsed(column: Column, kind: DataType) -> Column:
 def write_input(
     spark: SparkSession, of: Sequence[Shape], random: Random, folder: Path, *, negative_zeros: bool = True
 ) -> StructType:
-    """Write one file per batch with the columns of all operators; return the schema for Spark.
+    """Write a file for each batch, with the columns of all operators. Returns the schema for Spark.
 
     Without `negative_zeros` no key has -0.0.
     """

@@ -23,7 +23,7 @@ Record = tuple[int, int, bytes, bytes]
 
 
 def changelog(records: list[Record], version: str = "v2") -> bytes:
-    """Return the bytes that Spark's writer of this version writes, before compression."""
+    """Return the bytes, before compression, that Spark's writer of this version writes."""
     parts = [_text(version), *([_text("3:abc 4:def")] if version == "v4" else [])]
     for kind, family, key, value in records:
         parts.append(struct.pack(">bi", kind, len(key) + 2) + struct.pack("<h", family) + key)
@@ -61,7 +61,7 @@ def test_reading_a_changelog_returns_the_written_records(files: list[tuple[str, 
 def test_a_truncated_or_damaged_changelog_is_refused_or_reads_as_another(
     records: list[Record], version: str, data: st.DataObject
 ) -> None:
-    """Damaged bytes may also happen to be valid; no other error may be raised."""
+    """Damaged bytes may be valid by chance. No other error may be raised."""
     whole = changelog(records, version)
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(UnknownLayout):

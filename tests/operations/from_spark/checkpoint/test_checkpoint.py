@@ -36,7 +36,7 @@ from tests.operations.from_spark.checkpoint.test_files import clean_up
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 OTHERS = ("session-spark3", "join-spark3", "two-spark3")
-"""Recordings of Spark 3.5 that are compared only with those of this Spark."""
+"""Recordings of Spark 3.5 that are only compared with those of this Spark."""
 IN_GATE = (
     "aggregate-rocksdb",
     "collected-hdfs",
@@ -47,7 +47,7 @@ IN_GATE = (
     "two-hdfs",
     "window-format2",
 )
-"""Recordings for each provider, format, and kind of operator; the other pairs are compared in the ci profile."""
+"""One recording for each provider, format and kind of operator; the `ci` profile compares all."""
 RECORDINGS = [
     pytest.param(each.stem, marks=() if each.stem in IN_GATE else pytest.mark.ci)
     for each in sorted(RECORDED.glob("*.zip"))
@@ -87,7 +87,7 @@ def test_a_checkpoint_of_spark_3_equals_that_of_this_spark(
 ) -> None:
     """Both ran the same query over the same files. Spark's own reader cannot read sessions of Spark 3.
 
-    Not for standard deviations, which depend on the order of rows in a task.
+    Standard deviations are left out: they depend on the order of rows in a task.
     """
     write_input(tmp_path / "input")
     run_query(spark.newSession(), query, provider, tmp_path / "input", tmp_path / "now")
@@ -129,7 +129,7 @@ def test_spark_itself_reads_no_state_with_a_needed_file_missing(
 def test_a_damaged_file_is_named_with_its_batch(
     name: str, victim: str, recorded: Callable[[str], Path], spark: SparkSession
 ) -> None:
-    """Covers files without checksums, and reads of several batches at once."""
+    """Also for files without checksums, and for reads of several batches at once."""
     folder = recorded(name)
     file = folder / "state/0/1" / victim
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -203,7 +203,7 @@ def test_a_checkpoint_on_s3_is_read_without_hadoop(
 
 
 def _hold_to_spark(folder: Path, spark: SparkSession) -> None:
-    """Compare the first and last states with Spark's reader; the profiles `ci` and `nightly` also compare changes."""
+    """Compare the first and last states with Spark's reader. The profiles `ci` and `nightly` also compare changes."""
     before = _listing(folder)
     with open_checkpoint(str(folder), spark) as checkpoint:
         batches = checkpoint.readable_batches()[-4 if SEARCHES else -3 :]

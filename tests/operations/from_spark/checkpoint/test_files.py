@@ -49,7 +49,7 @@ class CleanedUp(StoreWrapper):
 
 
 def clean_up(store: ObjectStore, up_to: int) -> None:
-    """Remove the logs and state files of batches before this one."""
+    """Remove the logs and state files of all batches before this one."""
     for info in [*store.list("")]:
         folder, _, name = info.key.rpartition("/")
         file = parse_state_file(info.key)

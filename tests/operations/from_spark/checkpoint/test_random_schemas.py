@@ -25,14 +25,14 @@ from tests.support.running import UNCOMPILED
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 OPERATORS = 10 if SEARCHES else 1
-"""Of one query, each with a schema of its own."""
+"""Number of operators in one query, each with its own schema."""
 SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 KINDS = ["aggregate", "aggregate", "distinct", "join-2", *(["join-3"] if SPARK >= (4, 1) else [])]
 DEFAULT = [("join-3" if "join-3" in KINDS else "join-2", "changelog", 1)]
 
 
 def _many() -> list[object]:
-    """Return 500 schemas for each kind of operator and each state store provider that supports it."""
+    """Return 500 schemas for each kind of operator with each state store provider that supports it."""
     providers = [provider for provider in PROVIDERS if READ_SINCE.get(provider, SPARK) <= SPARK]
     ways = [(kind, provider) for kind in KINDS for provider in providers if kind != "join-3" or "hdfs" not in provider]
     return [pytest.param(*ways[n % len(ways)], n, marks=pytest.mark.ci) for n in range(50) if n != 1]

@@ -1,4 +1,4 @@
-"""Spark's UnsafeRow format is read with the values that Spark reports."""
+"""Spark's UnsafeRow format: values are read as Spark reports them."""
 
 import datetime
 import decimal

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 def test_changelogs_have_the_changes_that_sparks_own_reader_returns(
     name: str, recorded: Callable[[str], Path], spark: SparkSession
 ) -> None:
-    """Covers all kinds of variables, with and without time to live, and timers; one or several batches at once."""
+    """Also for all kinds of variables, with and without time to live, timers, and one or several batches at once."""
     folder = recorded(name)
     with open_checkpoint(str(folder), spark) as checkpoint:
         first, *later = checkpoint.readable_batches()[-4:]

@@ -56,7 +56,7 @@ def head(app: FlightsApp, stage: str = "carriers") -> Manifest:
 
 
 def by_duckdb(before: dict[str, Totals], sql: str) -> dict[str, Totals]:
-    """Return DuckDB's result on a table with these rows."""
+    """Return the rows that DuckDB's statement leaves of a table with these rows."""
     with duckdb.connect() as con:
         con.execute("CREATE TABLE carriers (carrier VARCHAR, flights BIGINT, delay BIGINT, _squares BIGINT)")
         for key, values in before.items():

@@ -44,7 +44,7 @@ Table = dict[tuple[object, ...], Raw]
 
 
 class SimulatedProgram(LoadedProgram):
-    """Program whose functions take and return Arrow tables. Each record is given to them alone."""
+    """Program whose functions take and return Arrow tables. They get each record by itself."""
 
     def run_function(
         self, stage: str, inputs: Mapping[str, pa.Table], numbers: Mapping[str, RecordNumbers], output: str
@@ -74,18 +74,21 @@ class SimulatedProgram(LoadedProgram):
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a random program: a table over one or two topics, perhaps behind a channel, perhaps before a second."""
+    """Structure of a random program: a table over one or two topics.
+
+    A channel may precede it, and another table follow.
+    """
 
     state: str
     topics: tuple[str, ...]
     below: int
-    """Rows with a value from this number on are filtered out."""
+    """Rows with at least this value are filtered out."""
     twice: int
-    """Records with a value from this number on give a second row, of another key."""
+    """Records with at least this value give a second row, with another key."""
     has_parser: bool
     has_groups: bool
     sink_key: tuple[str, ...] | None
-    """Key of the records for a sink of the table; None for no sink."""
+    """Key of the records for the table's sink; None if the table has no sink."""
 
     @classmethod
     def of(cls, random: Random) -> Shape:
@@ -143,7 +146,7 @@ class Shape:
             yield {"g": "z", "k": record["k"], "x": 1, "seq": record["seq"]}
 
     def tables(self, records: Sequence[Raw]) -> dict[str, Table]:
-        """Return the tables after these records, by plain Python."""
+        """Return the tables after these records, computed in plain Python."""
         rows = [row for record in records for row in self._rows(record)]
         keys = sorted({(row["g"], row["k"]) for row in rows})
         fold = STATES[self.state][1]
@@ -171,7 +174,7 @@ class Shape:
 
 @dataclass
 class SimulatedApp:
-    """App of a random program in a simulation, with the records that it read by place."""
+    """App of a random program in a simulation. Keeps the records that it has read, by place."""
 
     shape: Shape
     simulation: Simulation
@@ -221,12 +224,12 @@ class SimulatedApp:
         return RepairCall(program, requested(substitutes), "ada@host", **how).run(dry_run=dry_run)
 
     def tables(self, store: ObjectStore | None = None) -> dict[str, Table]:
-        """Read the visible columns of all tables from the stored objects, without the product's readers."""
+        """Read the visible columns of all tables from stored objects, without the product's readers."""
         names = ("t", "groups") if self.shape.has_groups else ("t",)
         return {name: table_of(store or self.store, self.name, name) for name in names}
 
     def published(self) -> Table:
-        """Return the newest record of each key of the sink, as a consumer keeps it."""
+        """Return the newest record of each key in the sink, as a consumer keeps it."""
         newest: Table = {}
         for partition in self.kafka._topics[OUT]:
             for message in partition.log:
@@ -277,9 +280,9 @@ def random_record(random: Random, seq: int) -> Raw:
 def simulated(
     random: Random, folder: Path, shape: Shape | None = None, rows: Sequence[tuple[str, int, Raw]] = ()
 ) -> Iterator[SimulatedApp]:
-    """Yield an app that has read records, each a topic, a partition and a value.
+    """Yield an app that has read records; each is a topic, a partition and a value.
 
-    Without `rows`, it has read a few batches of random records, and without a shape its program is random.
+    Without `rows`, the records are random, in a few batches. Without a shape, the program is random.
     """
     shape = shape or Shape.of(random)
     topics = {**dict.fromkeys(shape.topics, 2), OUT: 2}

@@ -1,4 +1,4 @@
-"""A repair of an app that runs: the runner applies it between two batches, and goes on with the repaired rows."""
+"""A repair of a running app: the runner applies it between two batches, and continues with the repaired rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def running(ran: Ran) -> Iterator[None]:
 
 
 def wait_until_read(ran: Ran, stage: str, rows: list[dict[str, Any]], expected: int) -> None:
-    """Send records, and wait until a stage has read as many offsets of the topic `in` as expected."""
+    """Send records, and wait until a stage has read this many offsets of the topic `in`."""
     ran.kafka.send("in", [Record(json.dumps(row).encode(), 0) for row in rows], patience_s=0)
     deadline = runtime.monotonic() + _PATIENCE_S
     while runtime.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Repairs that were killed and finished by the same call, before a rewind, another repair, or a collection."""
+"""Killed repairs that the same call finishes, followed by a rewind, another repair, or a collection."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SUMS = Shape("sum", ("in",), 99, 99, has_parser=False, has_groups=False, sink_ke
 
 
 class Killed(BaseException):
-    """End of a process at any place, which no code of ours catches."""
+    """Simulated end of the process, which the product never catches."""
 
 
 @contextmanager
 def killed(monkeypatch: pytest.MonkeyPatch, *, is_committed: bool) -> Iterator[None]:
-    """Expect that the repair in the block is killed before or after its commits."""
+    """Expect that the repair in this block is killed, either before or after its commits."""
     commit = RepairCall._commit
 
     def kill(call: RepairCall, plan: object) -> None:

@@ -1,4 +1,4 @@
-"""A repair that is killed at any of its requests: nothing is half made, and the same call finishes it."""
+"""A repair that is killed at any of its requests: it leaves nothing half done, and the same call finishes it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""After a repair, tables equal those of an app that never read the record, and an undo brings the old ones back.
+"""After a repair, tables equal those of an app that never read the record, and an undo restores the old tables.
 
-The oracle is plain Python over the other records, or a second app that was fed without the record.
+The expected tables come from plain Python over the other records, or from a second app without the record.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tables(ran: Ran) -> dict[str, list[dict[str, object]]]:
 
 
 def folded(kind: str, given: Input, without: Substitutes) -> list[dict[str, object]]:
-    """Return the table of a program of one table by plain Python, with other records in the place of some."""
+    """Return the expected table of a program with one table, with some records dropped or replaced."""
     sent = {place: without.get(place, row) for place, row in given.sent.items()}
     good = [row for row in sent.values() if row is not None and row["x"] < 90]
     rows = (
@@ -58,7 +58,7 @@ def folded(kind: str, given: Input, without: Substitutes) -> list[dict[str, obje
 
 @contextmanager
 def unchanged_but(ran: Ran, keys: set[str]) -> Iterator[None]:
-    """Check that the newest version of the table `t` wrote rows of no other keys."""
+    """Check that the newest version of the table `t` changed only rows of these keys."""
     before = history.head(ran.app._client.store, ran.declared.name, "t")
     yield
     after = history.head(ran.app._client.store, ran.declared.name, "t")

@@ -1,6 +1,6 @@
-"""The law of repairs over random programs: tables and sinks are those of an app that never read the records.
+"""The law of repairs for random programs: tables and sinks equal those of an app that never read the records.
 
-The oracle is plain Python over the other records (`Shape.tables`).
+Plain Python over the other records (`Shape.tables`) gives the expected tables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from .simulated import OUT, Place, Raw, SimulatedApp, random_record, simulated
 
 PROGRAMS = {"default": 5, "ci": 500, "nightly": 5_000}
 KEPT = [285]
-"""Programs whose repairs were once wrong: a record was read between another repair of its key and the undo of that."""
+"""Programs whose repairs were once wrong.
+
+Here, a record was read between another repair of its key and that repair's undo.
+"""
 
 
 @pytest.mark.parametrize("seed", [*range(PROGRAMS[PROFILE]), *(KEPT if PROFILE == "default" else [])])
@@ -56,7 +59,7 @@ def all_of(repairs: list[dict[Place, Raw | None]]) -> dict[Place, Raw | None]:
 def chosen_records(
     random: Random, app: SimulatedApp, earlier: list[dict[Place, Raw | None]]
 ) -> dict[Place, Raw | None]:
-    """Choose one or two records that no repair has taken out, each to be dropped or replaced."""
+    """Choose one or two records to drop or replace, none of which an earlier repair has taken out."""
     left = [place for place in app.sent if place not in all_of(earlier)]
     return {
         place: random_record(random, 2_000 + len(app.sent)) if random.random() < 0.3 else None
@@ -84,7 +87,7 @@ def check_repair(app: SimulatedApp, chosen: dict[Place, Raw | None]) -> None:
 
 
 def check_sink(app: SimulatedApp, substitutes: dict[Place, Raw | None]) -> None:
-    """Check that a consumer that keeps the newest record of each key has the table."""
+    """Check that a consumer that keeps each key's newest record ends with the table."""
     if app.shape.sink_key is not None:
         assert OUT in app.kafka._topics
         assert app.published() == app.expected(substitutes)["t"]

@@ -1,4 +1,4 @@
-"""Repairs that cannot be exact are refused by name, and change nothing; a killed one is finished by its repetition."""
+"""Inexact repairs are refused, with the name of the cause, and change nothing; repeating a killed one finishes it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_rejected_record_is_refused() -> None:
 
 
 def begin(ran: Ran, *places: str) -> Repair:
-    """Put the journal entry of a repair that was killed before it committed anything."""
+    """Write the journal entry of a repair that was killed before its first commit."""
     begun = Repair(str(runtime.ulid()), "eve@host", 1, places, {})
     REPAIRS.put(ran.app._client.store, begun, ran.declared.name)
     return begun

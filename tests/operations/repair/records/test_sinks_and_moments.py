@@ -1,4 +1,4 @@
-"""Sinks of a repaired app, which get corrections if they can, and repairs from a moment on."""
+"""Sinks of a repaired app get corrections where possible; repairs may begin at a given moment."""
 
 from __future__ import annotations
 

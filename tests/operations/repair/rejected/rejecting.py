@@ -21,7 +21,7 @@ def letter(offset: int, error: str = "ValueError") -> DeadLetter:
 
 
 def reject(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> Manifest:
-    """Commit a batch of the stage that read nothing but rejected the records at these offsets."""
+    """Commit a batch of the stage that only rejected the records at these offsets."""
     head, now_ms = app.heads[stage], app.clock.tick(stage)
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)
     name = next(iter(head.inputs))

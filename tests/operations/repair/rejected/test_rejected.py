@@ -33,7 +33,10 @@ TABLE = "aircraft_rejected"
 
 @pytest.fixture
 def app(tmp_path: Path) -> FlightsApp:
-    """Return twenty flights; five records of `aircraft` are rejected in two batches, and one of them retried."""
+    """Return an app with twenty flights.
+
+    `aircraft` has rejected five records in two batches; one of them was retried.
+    """
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(20))
     reject(app, "aircraft", [3, 4], tmp_path)

@@ -83,7 +83,7 @@ def test_a_clone_of_an_earlier_moment_catches_up_from_that_moment(app: FlightsAp
 
 
 def test_a_clone_can_read_other_topics(app: FlightsApp) -> None:
-    """Production failed after `good`; staging replays corrected events from that moment."""
+    """Production failed after `good`; staging reads corrected events from that moment on."""
     app.step_all()
     pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "good")
     app.kafka.topics["corrected"] = [list(messages) for messages in app.kafka.topics["flights"]]
@@ -411,7 +411,7 @@ def is_whole(store: ObjectStore, name: str = "staging") -> bool:
 
 
 def begun(app: FlightsApp, source: str = "flights", **more: object) -> None:
-    """Create a clone that crashes before its last stage."""
+    """Start a clone; the call crashes before the clone's last stage."""
     store = app.store
     app.store = CrashingStore(store, 6)
     with pytest.raises(Crash):
@@ -546,7 +546,7 @@ def test_a_clone_takes_the_same_number_of_requests_for_any_size_of_state() -> No
 
 
 def test_a_clone_takes_at_most_six_store_requests_per_stage(app: FlightsApp) -> None:
-    """The limit does not count requests per app, nor the reads of versions with records in flight."""
+    """The limit counts neither requests per app nor the reads of versions with records in flight."""
     app.step_all()
     app.store = counting = Recording(app.store)
     make(app)

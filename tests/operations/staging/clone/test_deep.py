@@ -26,7 +26,7 @@ DEEP = CloneTerms(deep=True, owner="ada@host")
 
 
 def source_app(store: ObjectStore) -> FlightsApp:
-    """Return an app with eight SSTs, three of them merged, and rows in flight."""
+    """Return an app with eight SSTs, of which three are merged, and rows in flight."""
     app = FlightsApp(store, Kafka())
     app.run(flights(30))
     app.compact("aircraft")

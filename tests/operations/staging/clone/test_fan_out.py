@@ -26,7 +26,7 @@ NONE = (0,) * PARTITIONS
 
 
 class FanOut:
-    """`sender` writes the channel `out`, which three stages read. Each record has a unique number."""
+    """An app: `sender` writes the channel `out`, which three stages read. Each record has a unique number."""
 
     def __init__(self) -> None:
         self.store, self.kafka, self.name, self.sent = MemoryStore(), Kafka(), "app", 0
@@ -38,7 +38,7 @@ class FanOut:
         for reader in READERS:
             self.claim(reader, inputs={"out": Input(output.topic, NONE, "sender", 0, consumed=NONE)})
         self.unread: dict[str, list[set[str]]] = {reader: [set()] for reader in READERS}
-        """Unread records of each reader, by the sender's versions."""
+        """Unread records of each reader, in one set for each of the sender's versions."""
 
     def claim(self, stage: str, **fields: object) -> None:
         build = lambda draft: replace(draft, **fields)  # noqa: E731
@@ -87,7 +87,7 @@ class FanOut:
             del self.unread[stage][: len(later)]
 
     def clone(self, source: str) -> None:
-        """Continue as a clone of this moment. There, all in-flight records count as one version."""
+        """Continue as a clone of this moment. In a clone, all in-flight records count as one version."""
         name = f"app{self.name.removeprefix('app')}x"
         clone(self.store, source, name, topics={}, channels=self.kafka, by="test", now_ms=START_MS)
         self.name = name
@@ -130,7 +130,7 @@ STEPS = st.lists(
     max_size=20,
 )
 BEHIND = [("send", 2), ("a", 2), ("send", 3), ("b", 3), ("send", 1), *[("clone", 0)] * 3]
-"""Readers in the order of their names, from the last to the first; another order below."""
+"""Steps that leave each reader at another position. The second example swaps the readers."""
 
 
 @given(steps=STEPS)

@@ -18,7 +18,7 @@ LATER_MS = 2_000_000_000_000
 
 
 def source_app() -> FlightsApp:
-    """Return an app with rows in flight; every call uses the same times."""
+    """Return an app with rows in flight. Every call uses the same times."""
     app = aging_app()
     app.run(flights(20))
     app.send(*flights(6))
@@ -47,7 +47,7 @@ def all_points() -> int:
 
 
 def seen(app: FlightsApp, born: int = 0) -> str:
-    """Return the state of the clone that other processes see: missing or complete.
+    """Return the state of the clone for other processes: missing or complete.
 
     The clone's stage `legs` begins with version `born`. Fails for any state in between.
     """
@@ -105,7 +105,7 @@ def test_abandoning_an_unfinished_clone_removes_its_pin_and_frees_its_name() -> 
 
 
 def test_a_runner_and_a_clone_that_take_the_same_name_at_once_never_both_get_it() -> None:
-    """The later one sees the other: one of them gets the name, or neither, and then the next call succeeds."""
+    """The later of the two sees the other. One of them gets the name, or neither; then the next call succeeds."""
     points, ended = all_points(), set()
     for point in crash_points(points - 1):
         app, other = source_app(), None

@@ -1,4 +1,4 @@
-"""Masked clones: every column that is not masked equals the source's."""
+"""Masked clones: all other columns equal the source's."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Concurrent cloning of an app and removal of its snapshot, or erasure of its keys."""
+"""An app is cloned while its snapshot is removed, or its keys are erased."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from tests.support.histories import FlightsApp, Kafka, flights
 
 
 class Racing(AgingStore):
-    """A store that interleaves two verbs: each pauses once, before a chosen one of its requests for snapshots."""
+    """A store that interleaves two verbs. Each verb pauses once, before a chosen request for snapshots."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ KEY = "N003"
 
 
 def forget_elsewhere(app: FlightsApp, folder: Path) -> None:
-    """Forget a key in another process, which has a cache of its own."""
+    """Forget a key in another process, which has its own cache."""
     requested = RequestedKeys.parse([f"aircraft={KEY}"])
     forget(fresh(app.store), SstCache(folder, 1 << 30), "flights", requested, by="ada@host")
 

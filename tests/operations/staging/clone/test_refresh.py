@@ -42,7 +42,7 @@ def publish(app: FlightsApp) -> None:
 
 
 def cloned_app() -> FlightsApp:
-    """Return an app with a clone; both have committed since the clone was made."""
+    """Return an app with a clone. Both have committed since the clone was made."""
     app = aging_app()
     app.run(flights(20))
     publish(app)

@@ -24,7 +24,7 @@ PINS = (["s3:PutObject", "s3:DeleteObject"], "/state/*/snapshots/clone-*")
 
 
 class Buckets:
-    """The bucket of staging, and the bucket of production, in which staging's user has only the rights of a policy."""
+    """The bucket of staging and that of production; in production's, staging's user has only the rights of a policy."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint

@@ -1,8 +1,8 @@
 """Simulated runners of apps with sinks, without Spark; they claim, commit and publish step by step.
 
-An app has two stages: `numbers` passes the records of a topic on through a channel, and `alerts` sends each to a sink
-as `FOLDER:NUMBER`. Steps of several runners can be interleaved, and a runner can be killed after any step. With
-`timed`, `alerts` holds each record until it is due (`due_ms`).
+An app has two stages: `numbers` sends the records of a topic on a channel, and `alerts` sends each to a sink as
+`FOLDER:NUMBER`. Steps of several runners can be interleaved, and a runner can be killed after any step. With `timed`,
+`alerts` holds each record until it is due (`due_ms`).
 """
 
 import dataclasses
@@ -79,10 +79,10 @@ class Runner:
     chance: Random
     clock: Callable[[], float]
     ahead: int = 0
-    """Maximum acknowledged, uncommitted versions, as `max_unflushed`; they are committed later."""
+    """Maximum number of acknowledged versions that are not committed yet, as `max_unflushed`."""
     timed: bool = False
     slow_s: float = 0.0
-    """Duration of a batch by `clock`."""
+    """Duration of a batch in seconds, by `clock`."""
     wrap: Callable[[Target], Target] = lambda target: target
     """Function that may wrap the sink's target."""
     folder: str = ""
@@ -94,7 +94,7 @@ class Runner:
     _files: Path | None = None
 
     def start(self) -> Iterator[None]:
-        """Claim the app's stages one by one; a generator, so that steps of others may run between the claims."""
+        """Claim the app's stages one by one. A generator, so that steps of others may run between the claims."""
         store, name = self.store, self.declared.name
         self.folder = apps.folder_of(store, name)
         declared = program(self.folder, *self.declared.topics, self.declared.stages["alerts"].sinks[0])
@@ -143,7 +143,7 @@ class Runner:
         return self._watch.is_held
 
     def look(self) -> None:
-        """Poll for requests and for commits of others; raises the error if a stage can no longer commit."""
+        """Poll for requests and for commits of others. Raises the error if a stage can no longer commit."""
         if self._failures:
             raise self._failures[0]
         if self._watch.poll(busy=True):
@@ -179,7 +179,7 @@ class Runner:
                 self.committers[stage].adopt_newest()
 
     def publish(self) -> bool:
-        """Run one publisher step if the app may publish to the sink; return True if anything was done."""
+        """Run one step of the publisher, if the app may publish to the sink. Returns True if anything was done."""
         head = self.committers["alerts"].head
         for name, sink in head.sinks.items():
             one = self._published.get((name, sink.since)) or self._publisher(head, name)
@@ -265,7 +265,7 @@ class Runner:
         return replace(draft, inputs=read, sinks=sinks, event_time=event_time)
 
     def _waiting(self, head: Manifest) -> dict[bytes, int]:
-        """Return the rows of `alerts` that are not due yet, with their due times; a new clone has none."""
+        """Return the rows of `alerts` that are not due yet, with their due times. A new clone has none."""
         kept: dict[bytes, int] = {}
         first = history.first_version(self.store, head.app, "alerts")
         at = history.read(self.store, head.app, "alerts", first).inputs["passed"]
@@ -306,7 +306,7 @@ class Runner:
 
 
 def due_ms(row: bytes) -> int:
-    """Return the due time of a row; some rows are overdue when they arrive."""
+    """Return the due time of a row. Some rows are overdue when they arrive."""
     return 700 * int(row) % 20_000
 
 

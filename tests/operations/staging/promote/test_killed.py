@@ -32,7 +32,7 @@ PROGRAM = Path(__file__).parents[3] / "apps" / "promoting.py"
 
 
 class Pair:
-    """Production and its clone, each in its own process, and a feeder."""
+    """Production and its clone, each in its own process, with a feeder."""
 
     def __init__(self, folder: Path, broker: EmbeddedKafka, rate: int) -> None:
         self.store, self.broker, self.rate = folder / "store", broker, rate
@@ -63,7 +63,7 @@ class Pair:
         self.processes[folder].communicate()
 
     def keep_up(self) -> None:
-        """Restart ended runners, as systemd does."""
+        """Restart runners that have ended, as systemd does."""
         time.sleep(0.2)
         for folder, process in list(self.processes.items()):
             if process.poll() is not None:

@@ -1,4 +1,4 @@
-"""Promotion of apps with long batches: the apps are held as long as the batches need, up to the timeout."""
+"""Promotion of apps with long batches: the apps are held as long as their batches need, up to the timeout."""
 
 from random import Random
 

@@ -36,7 +36,7 @@ from tests.pipeline.publish.tables.lakes import DeltaLake, IcebergLake, Lake
 
 @dataclass
 class Interrupted:
-    """A table whose commits may lose their answer, or end their process, before and after they happen."""
+    """A table whose commits may lose their answer or end the process, before or after they happen."""
 
     inner: LakeTable
     happens: Callable[[], None]

@@ -29,7 +29,7 @@ TOPIC, OUT = "in", "out"
 
 
 class Interrupted(StoreWrapper):
-    """The promoter's store: before and after each request, other steps may run or the promoter may be killed."""
+    """The promoter's store. Before and after each request, other steps may run, or the promoter may be killed."""
 
     def __init__(self, inner: ObjectStore, happens: Callable[[], None]) -> None:
         super().__init__(inner)
@@ -43,7 +43,7 @@ class Interrupted(StoreWrapper):
 
 
 class World:
-    """Production `p`, its clone `s`, their topic, and random events."""
+    """Production `p`, its clone `s` and their topic, with random events."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class World:
         self.promoter = NumberedStore(self.store)
         self.out = out
         self.files = files or {}
-        """Program of each app, if it is a file."""
+        """Program file of each app, if it has one."""
         self.kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
         self.kafka.create_topics({TOPIC: 2, OUT: 1})
         self.now_s = 0.0
@@ -68,7 +68,7 @@ class World:
         self.runners: dict[str, Runner] = {}
         self.starting: dict[str, Iterator[None]] = {}
         self._lock = Lock()
-        """The promoter sends some requests in several threads."""
+        """Lock, because the promoter sends some requests in several threads."""
         self.send(3)
         self.start("p")
         until_idle(self.runners["p"])

@@ -18,7 +18,7 @@ from tests.support.histories import FlightsApp, flights
 
 
 def began_app() -> tuple[FlightsApp, Cut]:
-    """Return an app that has read further since a moment with rows in flight; every call uses the same times."""
+    """Return an app that has read on since a moment with rows in flight. Every call uses the same times."""
     app = source_app()
     start = resolve(app.store, "flights", now_ms=app.clock.now_ms)
     app.run(flights(10))
@@ -26,7 +26,7 @@ def began_app() -> tuple[FlightsApp, Cut]:
 
 
 def trial(began: tuple[FlightsApp, Cut]) -> None:
-    """Run a trial with programs that need no Spark over the app's input."""
+    """Run a trial over the app's input, with programs that need no Spark."""
     app, start = began
     store = fresh(app.store)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Errors of a trial that are detected before Spark starts, and the amount of its input."""
+"""Errors of a trial before Spark starts, and the amount of its input."""
 
 from pathlib import Path
 from typing import Any

@@ -43,7 +43,7 @@ def accounts(raw):
 
 @dataclass(frozen=True)
 class Till:
-    """An app, its program and a changed program. The app has read further since its snapshot `monday`.
+    """An app, its program and a changed program. The app has read on since its snapshot `monday`.
 
     The changed program doubles the payments of two accounts.
     """

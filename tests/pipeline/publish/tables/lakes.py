@@ -1,4 +1,4 @@
-"""Tables of both formats in a folder, and what their readers see."""
+"""Tables of both formats in a folder, with readers of each format."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,13 +23,13 @@ class Lake(Protocol):
         """Declare a sink that publishes to the table `name`."""
 
     def read(self, name: str = "out", snapshot: str = "") -> pa.Table:
-        """Read a snapshot, by default the newest, with the format's own reader."""
+        """Read a snapshot with the format's own reader; by default the newest snapshot."""
 
     def files(self, name: str = "out") -> list[str]:
         """Return the paths of the data files."""
 
     def write(self, rows: pa.Table, name: str = "out") -> None:
-        """Append rows as another program does."""
+        """Append rows as another program would."""
 
 
 class DeltaLake:
@@ -81,12 +81,12 @@ class IcebergLake:
 
 
 def by_duckdb(lake: Lake, name: str = "out") -> pa.Table:
-    """Read the data files of the newest snapshot by DuckDB. Neither format has delete files here."""
+    """Read the data files of the newest snapshot with DuckDB. In these tests, neither format has delete files."""
     return duckdb.read_parquet(lake.files(name), union_by_name=True, hive_partitioning=True).to_arrow_table()
 
 
 class Writer:
-    """A sink of one stage that writes to a table without an app around it."""
+    """A stage's sink that writes to a table, without an app around it."""
 
     def __init__(self, lake: Lake, period: str = "first", **options: Any) -> None:
         self.sink = lake.sink(**options)

@@ -1,4 +1,4 @@
-"""The snapshot that a table returns to, against a replay of its history in plain Python."""
+"""The snapshot to which a table returns, compared with a replay of its history in plain Python."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ Writers = st.lists(st.tuples(st.sampled_from((OWN, OTHER, "", "compaction")), st
 
 
 def history(writers: list[tuple[str, bool]]) -> tuple[list[TableCommit], set[Mark]]:
-    """Return commits with increasing versions, and the own versions that are part of the stage's history."""
+    """Return commits with increasing versions, and those that belong to the stage's history."""
     log, current = list[TableCommit](), set[Mark]()
     for number, (writer, is_current) in enumerate(writers, 1):
         mark = Mark(writer, "p", number) if writer in (OWN, OTHER) else None

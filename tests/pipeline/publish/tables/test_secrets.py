@@ -1,4 +1,4 @@
-"""Messages of a table's library, which may have what the program gave as options."""
+"""Messages of a table's library, which may contain options that the program gave."""
 
 import traceback
 

@@ -1,4 +1,4 @@
-"""Quotes and comments, which may contain keywords and `;`, are recognised as DuckDB's tokenizer does."""
+"""Quotes and comments, which may contain keywords and `;`, are recognised as by DuckDB's tokenizer."""
 
 import duckdb
 import pytest

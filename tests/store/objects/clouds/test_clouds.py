@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from tests.support.histories import FlightsApp, Kafka, flights
 
 WRITERS, VERSIONS = 16, 62
-"""Together 992 writes, of which each version takes one."""
+"""Numbers of writers and of versions. Of 992 writes in all, each version takes one."""
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.ci) for name in ("azure_root", "google_root")])

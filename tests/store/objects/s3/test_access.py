@@ -1,4 +1,4 @@
-"""Access to S3 is passed to processes without AWS settings, such as tasks on other machines."""
+"""S3 credentials and endpoints reach processes without AWS settings, such as tasks on other machines."""
 
 import json
 import os
@@ -28,7 +28,7 @@ OTHERS = {
     "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
     "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
 }
-"""Settings of another machine, none of them the driver's."""
+"""Settings of another machine, which all differ from the driver's."""
 
 _TASK = """
 import json, os, pickle, sys
@@ -45,7 +45,7 @@ for others in ({}, json.loads(sys.argv[1])):
 
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """Remove all of AWS's variables except these."""
+    """Remove all AWS variables except these."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)

@@ -1,4 +1,4 @@
-"""Encryption at rest is requested with every put, and its use is verified."""
+"""Encryption at rest is requested with every put, and checked."""
 
 import os
 from collections.abc import Callable
@@ -30,7 +30,7 @@ WRITES: dict[str, Callable[[S3Store], None]] = {
 
 
 def encryption(url: str) -> set[tuple[str | None, str | None]]:
-    """Return how all objects under a root are encrypted and with which key, as reported by the server."""
+    """Return the encryption and the key of all objects under a root, as the server reports them."""
     place, s3 = urlsplit(url), boto3.client("s3")
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=place.netloc, Prefix=place.path.strip("/"))
     keys = [entry["Key"] for page in pages for entry in page["Contents"]]

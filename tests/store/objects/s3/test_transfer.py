@@ -1,4 +1,4 @@
-"""Large objects in S3 are transferred in parts, and completely or not at all, also if parts fail."""
+"""Large objects in S3 are transferred in parts, completely or not at all, even if parts fail."""
 
 import random
 from uuid import uuid4
