@@ -92,9 +92,9 @@ def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIEN
 
 def committed_offsets(kafka: Kafka, group: str, topic: str) -> Offsets:
     """Return the offsets of a topic that a consumer group committed, as Kafka's own tools see them."""
-    (answer,) = (
-        AdminClient(dict(kafka.properties)).list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
-    )
+    # Answers never come after the client is gone.
+    admin = AdminClient(dict(kafka.properties))
+    (answer,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
     places = sorted(
         (place.partition, place.offset) for place in answer.result().topic_partitions if place.topic == topic
     )
