@@ -1,6 +1,7 @@
 """Following a topic: after each version the table has the newest value of each key up to the version's offsets."""
 
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -383,7 +384,9 @@ def test_no_version_is_ever_wrong(cache_folder: Path, does: list[tuple[str, obje
     topic = LoggedTopic(MemoryKafka.named(f"memory://{uuid4().hex}"))
     topic.create()
     topic.send([("z", {"n": 1})])
-    following, checked = tail_of(store, cache, topic.kafka, clock), 0
+    # A topic may have only tombstones.
+    follow = partial(tail_of, store, cache, topic.kafka, clock, columns="n bigint")
+    following, checked = follow(), 0
     for what, how in does:
         clock.now_ms += 1_000
         if what in ("send", "create again"):
@@ -401,21 +404,22 @@ def test_no_version_is_ever_wrong(cache_folder: Path, does: list[tuple[str, obje
         else:
             killed = False
             if what != "round" or following is None:
-                following = tail_of(store, cache, topic.kafka, clock)
+                following = follow()
             with store.death_after(int(how)) if what == "kill" else nullcontext():  # type: ignore[call-overload]
                 try:
                     read_all(following)
                 except Killed:
                     killed = True
             if killed:
-                following = tail_of(store, cache, topic.kafka, clock)
+                following = follow()
             read_all(following)
             newest = versions(store)[-1]
             assert newest.version >= checked
             checked = newest.version
             if source := newest.inputs.get(topic.name):
                 assert rows_of(store, cache, newest) == topic.state(source.offsets)
-                assert source.offsets == tuple(map(len, topic.log))
+                # An added partition without records makes no version.
+                assert sum(source.offsets) == sum(map(len, topic.log))
 
 
 @pytest.fixture(scope="module")
