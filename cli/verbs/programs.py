@@ -210,7 +210,7 @@ def attach(
         session.client, source, app_name, stage=stage, partitions=partitions, master=master, **how
     )
     # On a shared machine, the query has a higher priority than this process.
-    os.nice(10)
+    os.nice(max(0, 10 - os.nice(0)))
     with stop_signals() as stop, stop.interruptible():
         with session.progress() as progress:
             progress(starting)

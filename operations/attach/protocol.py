@@ -10,6 +10,8 @@ from ...store.versions.manifest import Input, Manifest
 
 DELETED = "_deleted"
 """Boolean column of tables of changes: True for a deleted key, whose values are undefined."""
+LOGGED = "_logged"
+"""Column of a log: number by which rows of one key are ordered, then by `RECORD_OFFSET`; the last row is the key's."""
 APPENDED = "_appended"
 """Boolean column of tables of changes: True if the row's list has only the elements that were appended."""
 
@@ -98,7 +100,7 @@ class ReadableCheckpoint(Protocol):
     def read_rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
         """Return a table's rows (key and values) at the end of a batch. Raises `Gone`.
 
-        Rows with a column `DELETED` are a log: of the rows of a key, the row with the largest `RECORD_OFFSET` is valid.
+        Rows with the columns `DELETED` and `LOGGED` are a log.
         """
 
     def read_changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterable[pa.Table]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, starmap
 from operator import attrgetter
 
 import numpy as np
@@ -35,10 +35,11 @@ from ...store.sst.arrow_types import from_arrow
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
 from ...store.sst.schema import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema, describe_schema, with_expiry
 from ...store.versions import keys
+from ...store.versions.column_types import parse_type
 from ...store.versions.entries.ssts import Sst
 from ...store.versions.manifest import Column, Manifest, SideTable, Table
 from ..exchange.initialise import count_slots, sort_by_hash, split_by_slot
-from .protocol import APPENDED, DELETED, ReadableTable
+from .protocol import APPENDED, DELETED, LOGGED, ReadableTable
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
 _MAX_NAME_LENGTH = 63
@@ -59,20 +60,26 @@ def declare_tables(tables: Sequence[ReadableTable], partitions: int) -> dict[str
         name = valid_name(table.name, f"table{number}") if number else ""
         if name in tables_by_name:
             name = f"{name[: _MAX_NAME_LENGTH - 4]}-{number}"
-        label = f"the table {table.name or 'of the query'} ({table.kind})"
+        is_topic = Attached.is_of_topic(Attached(table.kind).stored)
+        label = "the topic's table" if is_topic else f"the table {table.name or 'of the query'} ({table.kind})"
         try:
             keys.check_columns(label, [*table.key.names, *table.values.names])
             keys.check_key(label, table.key.names)
             hash_keys(table.key.empty_table(), table.key.names)
             key, values = map(_columns, (table.key, table.values))
         except Usage as error:
-            raise Refused(f"{label} cannot be stored: {error.message}", hint=error.hint) from error
+            why = error.message.removeprefix(f"{label}: ")
+            hint = error.hint or "a decoder of yours can return other columns: --value FILE:FUNCTION"
+            raise Refused(f"{label} cannot be stored: {why}", hint=hint if is_topic else error.hint) from error
         tables_by_name[name] = Table(key, values, partitions, Attached(table.kind).stored)
     return tables_by_name
 
 
 def _columns(schema: pa.Schema) -> tuple[Column, ...]:
-    return tuple(Column(field.name, from_arrow(field.type)) for field in schema)
+    types = [from_arrow(field.type) for field in schema]
+    for name in types:
+        parse_type(name)
+    return tuple(starmap(Column, zip(schema.names, types, strict=True)))
 
 
 def reconcile_tables(
@@ -228,9 +235,9 @@ class RowWriter:
             nonlocal size
             size += num_bytes
 
-        flag, rows = _log_columns(rows)
-        columns = pa.schema([*arrow_schema(table.columns), *flag])
-        fit = (part for batch in rows for part in _cast_log(batch, table.columns, flag).combine_chunks().to_batches())
+        log, rows = _log_columns(rows)
+        columns = pa.schema([*arrow_schema(table.columns), *log])
+        fit = (part for batch in rows for part in _cast_log(batch, table.columns, log).combine_chunks().to_batches())
         no_rows = pa.schema([pa.field(HASH, pa.int64()), *arrow_schema(table.columns)]).empty_table()
         slots, following = table.partitions, 0
         for slot, slots, new in split_by_slot(
@@ -270,28 +277,30 @@ class RowWriter:
 
 
 def _log_columns(rows: Iterable[pa.RecordBatch]) -> tuple[list[pa.Field], Iterator[pa.RecordBatch]]:
-    """Return the column `DELETED` if the rows are a log, and all rows."""
+    """Return the columns `DELETED` and `LOGGED` if rows are a log, and all rows."""
     batches = iter(rows)
     first = next(batches, None)
     if first is None:
         return [], iter(())
-    flag = [first.schema.field(DELETED)] if DELETED in first.schema.names else []
-    return flag, chain([first], batches)
+    return [field for field in first.schema if field.name in (DELETED, LOGGED)], chain([first], batches)
 
 
-def _cast_log(rows: pa.RecordBatch, columns: Sequence[Column], flag: list[pa.Field]) -> pa.Table:
+def _cast_log(rows: pa.RecordBatch, columns: Sequence[Column], log: list[pa.Field]) -> pa.Table:
     table = cast_to_columns(rows, columns)
-    return table.append_column(flag[0], rows[DELETED]) if flag else table
+    for column in log:
+        table = table.append_column(column, rows[column.name])
+    return table
 
 
 def _newest_rows(rows: pa.Table, key: list[str]) -> pa.Table:
     """Return the newest row of each key of a log, without deleted rows. Other rows are returned unchanged."""
     if DELETED not in rows.column_names:
         return rows
-    rows = normalise_keys(rows.take(pc.sort_indices(rows[RECORD_OFFSET])), key)
+    last = [(LOGGED, "ascending"), (RECORD_OFFSET, "ascending")]
+    rows = normalise_keys(rows.take(pc.sort_indices(rows, sort_keys=last)), key)
     order, repeats = sort_keys(rows[HASH].to_numpy(), rows.select(key))
     newest = rows.take(pa.array(order[np.append(~repeats[1:], True)]))
-    return newest.filter(pc.invert(newest[DELETED])).drop_columns([DELETED])
+    return newest.filter(pc.invert(newest[DELETED])).drop_columns([DELETED, LOGGED])
 
 
 def diff_rows(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:

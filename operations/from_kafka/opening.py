@@ -82,5 +82,12 @@ def open_format(side: str, text: str, topic: str, named: Mapping[str, str]) -> F
 
 
 def _declared(ddl: str) -> dict[str, pa.DataType]:
-    schema = schema_from_ddl(ddl) if ddl else pa.schema([])
+    try:
+        schema = schema_from_ddl(ddl)
+    except (KeyError, ValueError) as error:
+        unknown = f"there is no type {error}" if isinstance(error, KeyError) else error
+        raise Usage(
+            f"--columns {ddl!r} cannot be read: {unknown}",
+            hint="--columns 'amount double, customer struct<id: bigint>'",
+        ) from None
     return dict(zip(schema.names, schema.types, strict=True))

@@ -14,17 +14,27 @@ from ...errors import Refused
 from ...pipeline.kafka.columns import MessageColumns
 from ...pipeline.kafka.protocol import Kafka
 from ...state.records import RECORD_OFFSET, RECORD_PARTITION, Range
+from ...store.archive.columns import TIME
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.versions.keys import RESERVED_COLUMNS
-from ..attach.protocol import APPENDED, DELETED
+from ..attach.protocol import APPENDED, DELETED, LOGGED
 from .formats import BadValue, Format, columns_of, fields_of, is_empty
 
 _log = logging.getLogger("slackwater")
 PATIENCE_S = 60.0
 _ADDRESS = [pa.field(RECORD_PARTITION, pa.int32()), pa.field(RECORD_OFFSET, pa.int64())]
-_READ = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32()), ("offset", pa.int64())])
+_LOG = [pa.field(DELETED, pa.bool_()), pa.field(LOGGED, pa.int64())]
+_READ = pa.schema(
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": TIME,
+    }
+)
 _PREFIX = "value_"
-_OWN_COLUMNS = frozenset({RECORD_PARTITION, RECORD_OFFSET, DELETED, APPENDED, *RESERVED_COLUMNS})
+_OWN_COLUMNS = frozenset({RECORD_PARTITION, RECORD_OFFSET, DELETED, LOGGED, APPENDED, *RESERVED_COLUMNS})
 _UNMERGED_ROWS = 100_000
 
 
@@ -37,6 +47,11 @@ class RecordReader:
     key: Format
     value: Format
     _has_warned: bool = field(default=False, init=False)
+
+    @property
+    def log_schema(self) -> pa.Schema:
+        """Columns of `rows`."""
+        return pa.schema([*self.key_schema, *self.value_schema, *_LOG])
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -71,12 +86,14 @@ class RecordReader:
         return pa.Table.from_batches(parts, _READ)
 
     def rows(self, spans: Sequence[Range], topic_id: str) -> Iterator[pa.Table]:
-        """Yield rows in partition order: key, values, location, and `DELETED` for tombstones.
+        """Yield the rows of records: key, values, address, `DELETED` for tombstones, and `LOGGED`.
 
         Records without a key are left out. Raises `Gone`, `NewFields` and `Unavailable`.
         """
+        latest = dict[int, int]()
         for records in self._chunks(spans, topic_id):
-            table = pa.Table.from_batches([records])
+            logged = _running_maxima(records["timestamp"].cast(pa.int64()), records["partition"], latest)
+            table = pa.Table.from_batches([records]).append_column(LOGGED, logged)
             if records["key"].null_count:
                 self._warn(records.filter(pc.is_null(records["key"])))
                 table = table.filter(pc.is_valid(table["key"]))
@@ -92,9 +109,9 @@ class RecordReader:
         keys = self._call(self.key.decode, "key", table)
         values = self._call(self.value.decode, "value", table.filter(pa.array(~deleted)))
         rows = pa.array(np.cumsum(~deleted) - 1, mask=deleted)
-        schema = pa.schema([*self.key_schema, *self.value_schema, pa.field(DELETED, pa.bool_())])
         columns = [*columns_of(keys), *(column.take(rows) for column in columns_of(values))]
-        return pa.table([*columns, table["partition"], table["offset"], pa.array(deleted)], schema=schema)
+        own = (table["partition"], table["offset"], pa.array(deleted), table[LOGGED])
+        return pa.table([*columns, *own], schema=self.log_schema)
 
     def _call(self, decode: Callable[[pa.BinaryArray], Any], side: str, table: pa.Table) -> Any:
         try:
@@ -147,9 +164,24 @@ def _field_of(column: str, taken: frozenset[str]) -> str:
     return field if field != column and _is_prefixed(field, taken) else column
 
 
+def _running_maxima(times: pa.Array, partitions: pa.Array, latest: dict[int, int]) -> pa.Array:
+    """Return the largest time until then in each record's partition; `latest` has those of earlier chunks.
+
+    In a partition the last record of a key counts, whatever its time. A key may be in two partitions, if some were
+    added: then the later one counts.
+    """
+    logged, numbers = np.array(times), np.asarray(partitions)
+    for partition in np.unique(numbers).tolist():
+        own = numbers == partition
+        logged[own] = np.maximum.accumulate(np.maximum(logged[own], latest.get(partition, 0)))
+        latest[partition] = int(logged[own][-1])
+    return pa.array(logged)
+
+
 def last_of_each_key(parts: Sequence[pa.Table], key: list[str]) -> pa.Table:
-    """Return the last row of each key."""
-    rows = normalise_keys(pa.concat_tables(parts).combine_chunks(), key)
+    """Return the last row of each key of a log."""
+    rows = pa.concat_tables(parts)
+    rows = normalise_keys(rows.take(pc.sort_indices(rows[LOGGED])).combine_chunks(), key)
     order, repeats = sort_keys(hash_keys(rows, key), rows.select(key))
     return rows.take(pa.array(order[np.append(~repeats[1:], True)])) if rows.num_rows else rows
 

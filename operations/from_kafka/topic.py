@@ -18,7 +18,7 @@ from ...pipeline.kafka.protocol import Kafka, whole_setting
 from ...state.records import Range, TopicState, explain_recreated_topic, ranges, restart_input
 from ...store.sst.schema import arrow_schema
 from ...store.versions.manifest import Input, Manifest
-from ..attach.protocol import DELETED, ClaimNeeded, ReadableBatch, ReadableTable
+from ..attach.protocol import ClaimNeeded, ReadableBatch, ReadableTable
 from .formats import Format, NewFields
 from .records import RecordReader, last_of_each_key, merge_rows
 
@@ -166,7 +166,6 @@ class FollowedTopic:
         for number in [number for number in self._batches if number < after]:
             del self._batches[number]
         key = table.key.names
-        schema = pa.schema([*table.key, *table.values, pa.field(DELETED, pa.bool_())])
         for first in range(after + 1, up_to + 1, at_once):
             batches = [self._batches[number] for number in range(first, min(first + at_once, up_to + 1))]
             # A batch may be read long after the poll, for instance because the store did not answer.
@@ -175,7 +174,7 @@ class FollowedTopic:
                 _log.warning("%s: all of its records are compared with the stored rows", reason)
                 raise Gone(reason)
             spans = tuple(ranges(batches[0].starts, batches[-1].ends))
-            yield merge_rows(self._rows(spans, batches[-1].topic_id), key, schema)
+            yield merge_rows(self._rows(spans, batches[-1].topic_id), key, self._records.log_schema)
 
     def read_rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
         planned = self._batches[batch]
@@ -219,9 +218,10 @@ class FollowedTopic:
         self._read_ms = now_ms
 
     def _plan_changes(self, at: tuple[int, ...], current: TopicState, now_ms: int) -> None:
-        at = (*at, *(0,) * (len(current.ends) - len(at)))
-        total = sum(current.ends) - sum(at)
-        count, starts = -(-total // self.max_records), at
+        added, total = len(current.ends) - len(at), sum(current.ends) - sum(at)
+        at = (*at, *(0,) * added)
+        # Records of a key in an old and in a new partition are compared by their times within one batch only.
+        count, starts = min(total, 1) if added else -(-total // self.max_records), at
         for number in range(1, count + 1):
             ends = tuple(first + (end - first) * number // count for first, end in zip(at, current.ends, strict=True))
             read_ms = now_ms if number == count else self._read_ms

@@ -8,8 +8,6 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions
-from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.batch.committer import StageMeter
@@ -20,7 +18,7 @@ from slackwater.store.objects.counting import CountingStore, Stats
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import codec, history
 
-from tests.support.running import Ledger
+from tests.support.running import Ledger, committed_offsets
 from tests.support.s3_proxy import s3_proxy
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
@@ -54,12 +52,9 @@ def test_a_version_costs_one_put_per_changed_partition_and_one_for_its_manifest(
 
 def test_kafkas_own_tools_see_how_far_each_stage_has_read(booked: Ledger) -> None:
     booked.slackwater("clone", booked.app, f"{booked.app}-2")
-    admin = AdminClient(booked.kafka.properties)
     for app in (booked.app, f"{booked.app}-2"):
-        asked = ConsumerGroupTopicPartitions(consumer_group(app, "entries"))
-        (answer,) = admin.list_consumer_group_offsets([asked]).values()
-        found = {place.partition: place.offset for place in answer.result().topic_partitions}
-        assert found == dict(enumerate(booked.kafka.offset_bounds(booked.topic)[1])), app
+        committed = committed_offsets(booked.kafka, consumer_group(app, "entries"), booked.topic)
+        assert committed == booked.kafka.offset_bounds(booked.topic)[1], app
 
 
 @pytest.mark.soak

@@ -20,11 +20,12 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import slackwater as sw
-from confluent_kafka import Producer
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer
+from confluent_kafka.admin import AdminClient
 from slackwater.cli import main
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.kafka.protocol import Kafka
+from slackwater.pipeline.kafka.protocol import Kafka, Offsets
 from slackwater.pipeline.listener import BatchReport, Callbacks, Listener
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
@@ -87,6 +88,17 @@ def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIEN
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.05)
+
+
+def committed_offsets(kafka: Kafka, group: str, topic: str) -> Offsets:
+    """Return the offsets of a topic that a consumer group committed, as Kafka's own tools see them."""
+    # Answers never come after the client is gone.
+    admin = AdminClient(dict(kafka.properties))
+    (answer,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
+    places = sorted(
+        (place.partition, place.offset) for place in answer.result().topic_partitions if place.topic == topic
+    )
+    return tuple(offset for _, offset in places)
 
 
 @dataclass

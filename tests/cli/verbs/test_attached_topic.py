@@ -142,7 +142,8 @@ def test_a_clone_follows_the_topic_as_well(kafka: MemoryKafka) -> None:
         ((f"kafka:{TOPIC}", "--app", "shop", "--value", "xml"), "--value 'xml' is no format"),
         ((f"kafka:{TOPIC}", "--app", "shop", "--value", "registry"), "needs the registry's URL"),
         ((f"kafka:{TOPIC}", "--app", "shop", "--value", "long"), f"{TOPIC}[0]@0 cannot be decoded: it has 25 bytes"),
-        ((f"kafka:{TOPIC}", "--app", "shop", "--columns", "amount money"), "money"),
+        ((f"kafka:{TOPIC}", "--app", "shop", "--columns", "amount money"), "there is no type 'money'"),
+        ((f"kafka:{TOPIC}", "--app", "shop", "--columns", "amount"), "--columns 'amount' cannot be read: expected a"),
         (
             ("checkpoint", "--app", "shop", "--key", "long"),
             "--key, --value, --columns and --registry belong to a topic",
@@ -176,6 +177,23 @@ def test_a_type_that_stored_values_do_not_fit_needs_another_stage(kafka: MemoryK
     assert "attach the topic under another --stage" in refused.stderr
     done("attach", f"kafka:{TOPIC}", "--app", "shop", "--once", "--stage", "exact", "--columns", "cents double")
     assert rows_of("shop", "SELECT cents FROM exact WHERE key = 'c1'") == [{"cents": 7.5}]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"A": 1, "a": 2}, "the topic's table cannot be stored: columns 'A' and 'a' differ only in case"),
+        (json.loads('{"a": ' * 99 + "1" + "}" * 99), "cannot be a column of a state table"),
+    ],
+)
+def test_columns_that_no_table_can_have_are_refused_before_there_is_an_app(
+    kafka: MemoryKafka, value: dict[str, object], message: str
+) -> None:
+    send(kafka, c1=value)
+    result = slackwater("attach", f"kafka:{TOPIC}", "--app", "shop", "--once")
+    assert message in result.stderr
+    assert "a decoder of yours can return other columns" in result.stderr
+    assert "no app named 'shop'" in slackwater("log", "shop").stderr
 
 
 def test_a_stage_follows_one_topic(kafka: MemoryKafka) -> None:

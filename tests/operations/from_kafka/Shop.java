@@ -24,7 +24,7 @@ import org.apache.kafka.streams.state.SessionStore;
 import org.apache.kafka.streams.state.WindowStore;
 
 /**
- * A Kafka Streams app, as a team has it: totals by customer, orders by minute, and visits, of the topic `orders`.
+ * A Kafka Streams app, as a team has it: totals by customer, orders by minute, and visits, of the topic `ID-orders`.
  *
  * `java -cp JARS Shop.java BOOTSTRAP ID FOLDER GUARANTEE [windows]`. A line `dump STORE` on its input prints the rows
  * of a store, as interactive queries return them, and a line `END`. A negative amount deletes the customer's total.
@@ -40,7 +40,7 @@ class Shop {
         settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, args[3]);
         settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, 200);
         settings.put("auto.offset.reset", "earliest");
-        var streams = new KafkaStreams(topology(args.length > 4), settings);
+        var streams = new KafkaStreams(topology(args[1], args.length > 4), settings);
         streams.start();
         while (streams.state() != KafkaStreams.State.RUNNING) {
             Thread.sleep(50);
@@ -57,10 +57,10 @@ class Shop {
         streams.close(Duration.ofSeconds(10));
     }
 
-    static org.apache.kafka.streams.Topology topology(boolean windows) {
+    static org.apache.kafka.streams.Topology topology(String id, boolean windows) {
         var builder = new StreamsBuilder();
         KGroupedStream<String, Long> orders = builder
-            .stream("orders", Consumed.with(Serdes.String(), Serdes.Long()))
+            .stream(id + "-orders", Consumed.with(Serdes.String(), Serdes.Long()))
             .groupByKey(Grouped.with(Serdes.String(), Serdes.Long()));
         KTable<String, String> totals = orders.aggregate(
             () -> "",
@@ -73,12 +73,12 @@ class Shop {
             },
             Materialized.<String, String, KeyValueStore<Bytes, byte[]>>as("totals")
                 .withKeySerde(Serdes.String()).withValueSerde(Serdes.String()).withCachingDisabled());
-        totals.toStream().to("totals", Produced.with(Serdes.String(), Serdes.String()));
+        totals.toStream().to(id + "-totals", Produced.with(Serdes.String(), Serdes.String()));
         if (windows) {
             orders.windowedBy(TimeWindows.ofSizeWithNoGrace(MINUTE))
                 .count(Materialized.<String, Long, WindowStore<Bytes, byte[]>>as("per-minute").withCachingDisabled())
                 .toStream()
-                .to("minutes", Produced.with(
+                .to(id + "-minutes", Produced.with(
                     WindowedSerdes.timeWindowedSerdeFrom(String.class, MINUTE.toMillis()), Serdes.Long()));
             // A fetch through the cache would visit every minute since 1970.
             orders.windowedBy(SessionWindows.ofInactivityGapWithNoGrace(MINUTE))

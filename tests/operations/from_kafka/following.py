@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from slackwater.operations.attach.tail import FollowedVersion, Tail
 from slackwater.operations.from_kafka.opening import open_topic
@@ -30,38 +31,38 @@ class Clock:
 
 @dataclass(slots=True)
 class LoggedTopic:
-    """A topic, and all records ever sent to it, by partition; a deleted record is None."""
+    """A topic, and every record that was ever sent to it, by partition, with its time; a deleted record is None."""
 
     kafka: MemoryKafka
     name: str = "shop-totals-changelog"
     partitions: int = 2
     config: Mapping[str, str] = field(default_factory=lambda: {"cleanup.policy": "compact"})
-    log: list[list[tuple[str, Value] | None]] = field(default_factory=list)
+    log: list[list[tuple[int, str, Value] | None]] = field(default_factory=list)
 
     def create(self) -> None:
         self.kafka.delete_topics([self.name])
         self.kafka.create_topics({self.name: self.partitions}, config=self.config)
         self.log = [[] for _ in range(self.partitions)]
 
+    def add_partition(self) -> None:
+        self.log.append([])
+        self.kafka.add_partitions(self.name, len(self.log))
+
     def send(self, items: Sequence[tuple[str, Value]]) -> None:
         records = []
         for key, value in items:
-            partition = sum(key.encode()) % len(self.log)
-            self.log[partition].append((key, value))
+            partition, time_ms = sum(key.encode()) % len(self.log), sum(map(len, self.log))
+            self.log[partition].append((time_ms, key, value))
             text = None if value is None else json.dumps(value).encode()
-            records.append(Record(text, partition, key.encode()))
+            records.append(Record(text, partition, key.encode(), time_ms=time_ms))
         self.kafka.send(self.name, records, patience_s=5)
 
     def state(self, offsets: Sequence[int]) -> dict[str, Mapping[str, object]]:
         """Return the newest value of each key before these offsets."""
-        rows: dict[str, Mapping[str, object]] = {}
-        for part, end in zip(self.log, offsets, strict=False):
-            for key, value in filter(None, part[:end]):
-                if value is None:
-                    rows.pop(key, None)
-                else:
-                    rows[key] = value
-        return rows
+        parts = zip(self.log, offsets, strict=False)
+        sent = sorted((record for part, end in parts for record in part[:end] if record), key=itemgetter(0))
+        newest = {key: value for _, key, value in sent}
+        return {key: value for key, value in newest.items() if value is not None}
 
 
 def followed(store: ObjectStore, kafka: MemoryKafka, clock: Clock, **formats: str) -> FollowedTopic:

