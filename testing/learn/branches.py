@@ -171,7 +171,8 @@ class _Rewriter(ast.NodeTransformer):
         if not self._depth or is_constant:
             return test
         line, column = test.lineno, test.col_offset
-        shown = text or " ".join(ast.unparse(_Plain().visit(ast.parse(ast.unparse(test)))).split())
+        # As an expression: a statement that is a text would be shown as a docstring.
+        shown = text or " ".join(ast.unparse(_Plain().visit(ast.parse(ast.unparse(test), mode="eval"))).split())
         self.branches |= {Branch(line, column, outcome, shown) for outcome in outcomes}
         arguments = [ast.Constant(f"{line}-{column}"), ast.Constant(kind), test]
         return ast.copy_location(ast.Call(ast.Name(_NOTE, ast.Load()), arguments, []), test)

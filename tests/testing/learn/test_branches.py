@@ -34,6 +34,10 @@ def masks(rows):
     return pc.if_else(pc.equal(kept["x"], 3), 1, 0).to_pylist(), np.where(np.array([True, True]), 1, 2).tolist()
 
 
+def text(rows):
+    return rows.where("x is not null")
+
+
 def nothing(words):
     return [*filter(None, words)]
 
@@ -76,9 +80,10 @@ def test_every_condition_of_a_function_is_a_branch_in_two_outcomes() -> None:
         "pc.greater(rows['x'], 2)",
         "pc.equal(kept['x'], 3)",
         "np.array([True, True])",
+        "'x is not null'",
         "x > 99",
     }
-    assert len(branches) == 2 * 8 - 1
+    assert len(branches) == 2 * 9 - 1
     assert min(branches) == Branch(14, 7, False, "x > 10 and x != 12")
 
 
