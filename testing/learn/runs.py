@@ -6,8 +6,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...common.validation import find_program_file
 from .. import Ran, Record, run
 from .branches import Branch, InstrumentedProgram, instrument
 from .effects import effects_of
@@ -45,21 +47,21 @@ class ProgramRuns:
     name: str
     """Name of the app."""
     folder: Path
-    """Folder for copies of the program, and for reports of reached branches."""
+    """Folder for reports of reached branches."""
     instrumented: InstrumentedProgram = field(init=False)
     num_runs: int = 0
 
     def __post_init__(self) -> None:
-        self.instrumented = instrument(self.file.read_bytes())
+        from ...pipeline.spark.user_errors import as_user_error
+
+        with as_user_error("the program"):
+            self.instrumented = instrument(find_program_file(self.file).read_bytes(), self.file)
 
     def observe(self, records: Sequence[TopicRecord]) -> Observed:
         """Run the instrumented program. Raises the errors of `run`."""
         self.num_runs += 1
-        place = Path(tempfile.mkdtemp(dir=self.folder))
-        copy, reports = place / self.file.name, place / "reached"
-        reports.mkdir()
-        self.instrumented.write(copy, reports)
-        ran = run_program(load_program(copy, self.name), records)
+        reports = Path(tempfile.mkdtemp(dir=self.folder))
+        ran = run_program(load_program(self.file, self.name, self.instrumented.compiled(reports)), records)
         return Observed(ran, self.instrumented.reached(reports), effects_of(ran))
 
     def run(self, records: Sequence[TopicRecord]) -> Ran:
@@ -67,10 +69,10 @@ class ProgramRuns:
         return run_program(load_program(self.file, self.name), records)
 
 
-def load_program(file: Path, name: str) -> App:
+def load_program(file: Path, name: str, code: CodeType | None = None) -> App:
     from ...pipeline.run.program import load_app
 
-    return load_app(str(file), name=name)
+    return load_app(str(file), name=name, code=code)
 
 
 def run_program(app: App, records: Sequence[TopicRecord]) -> Ran:
