@@ -16,7 +16,7 @@ from ..replay.what_if import BadBatch, PartRecord, group_by_part
 from .fold import KeyFold
 from .walk import RowWalk
 
-_MAX_FOLDED, _MAX_REPLAYED = 20_000, 300
+_MAX_FOLDED, _MAX_REPLAYED = 30_000, 300
 """Maximum number of replayed batches in the search for the smallest set: folded in memory, or by Spark.
 
 The search by size and the search by delta debugging may each use this number. A test of one set replays all batches
