@@ -93,7 +93,7 @@ def note_outcomes(folder: str, name: str, kind: str, value: Any) -> Any:
     if isinstance(value, pa.Array | pa.ChunkedArray) and pa.types.is_boolean(value.type):
         _note(folder, name, set(value.fill_null(False).to_pylist()))
         return value
-    if isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_:
+    if isinstance(value, np.ndarray | np.generic | bool) and np.asarray(value).dtype == np.bool_:
         _note(folder, name, set(np.asarray(value).ravel().tolist()))
         return value
     from pyspark import SparkContext
