@@ -4,16 +4,17 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from ..errors import NotFound, Usage
 from .validation import find_program_file
 
 
-def load_module(path: str | Path) -> ModuleType:
+def load_module(path: str | Path, code: CodeType | None = None) -> ModuleType:
     """Import a user's file as a module named after the file, with its folder on `sys.path`.
 
+    With `code`, runs this instead of the file's code.
     Raises `NotFound` if there is no such file, `Usage` for a folder, and any error of the file's code.
     """
     file = find_program_file(path).resolve()
@@ -23,7 +24,10 @@ def load_module(path: str | Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(file.parent))
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    if code is None:
+        spec.loader.exec_module(module)
+    else:
+        exec(code, vars(module))  # noqa: S102  the user's program
     return module
 
 

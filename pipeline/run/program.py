@@ -4,7 +4,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from pyspark import cloudpickle
 
@@ -22,13 +22,16 @@ from .runner import run
 from .stopping import StopEvent
 
 
-def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = None) -> App:
+def load_app(
+    path: str, *, name: str | None = None, store: ObjectStore | None = None, code: CodeType | None = None
+) -> App:
     """Return the app that a Python file declares, renamed to `name` if given, for example for a clone.
 
-    With a `store`, the app gets the name of its folder in the store instead. Raises the errors of `import_program`, and
-    `Usage` for a file with no app, with several apps, or with an app that has no stage.
+    With a `store`, the app gets the name of its folder in the store instead. With `code`, runs this instead of the
+    file's code. Raises the errors of `import_program`, and `Usage` for a file with no app, with several apps, or with
+    an app that has no stage.
     """
-    module = import_program(path)
+    module = import_program(path, code)
     apps = {id(value): value for value in vars(module).values() if isinstance(value, App)}
     if not apps:
         raise Usage(
@@ -47,14 +50,14 @@ def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = 
     return replace(app, name=folder_of(store, app_name) if store is not None else app_name, file=Path(path).resolve())
 
 
-def import_program(path: str) -> ModuleType:
+def import_program(path: str, code: CodeType | None = None) -> ModuleType:
     """Import a user's file as a module named after the file, with its folder on `sys.path`.
 
     Raises `NotFound` if there is no such file, `Refused` if its code raises an error, and `Usage` for a folder.
     """
     file = find_program_file(path)
     with as_user_error("the program"):
-        module = load_module(file)
+        module = load_module(file, code)
     _pickle_by_value(module)
     return module
 

@@ -214,7 +214,7 @@ class _Step:
 
 
 def _read_steps(versions: VersionList, indexes: range, by: Clock) -> Iterator[_Step]:
-    newest_seq, time_ms, previous = 0, _BEFORE_ALL_MS, None
+    newest_seq, previous = 0, None
     for index, manifest in zip(indexes, map_concurrently(versions.__getitem__, indexes), strict=True):
         begins = (
             previous is None
@@ -227,7 +227,7 @@ def _read_steps(versions: VersionList, indexes: range, by: Clock) -> Iterator[_S
         added = () if begins else tuple(sst for sst in changed if sst.seq_max > newest_seq)
         seqs = max((sst.seq_max for sst in changed), default=0)
         shown_ms = manifest.time_ms if by == "commit" else manifest.watermark_ms
-        time_ms = max(time_ms, _BEFORE_ALL_MS if shown_ms is None else shown_ms)
+        time_ms = _BEFORE_ALL_MS if shown_ms is None else shown_ms
         by_write = manifest.table is not None and expires_by_write_time(manifest.table.ttl) and by == "commit"
         yield _Step(index, time_ms, manifest.clock_ms, by_write, begins, newest_seq, added)
         newest_seq, previous = seqs if begins else max(newest_seq, seqs), manifest
@@ -242,7 +242,9 @@ def _join(side: TableSide, versions: VersionList, joined: _Joined, by: Clock) ->
         first = max(versions.first_where(0, len(versions), lambda manifest: manifest.time_ms > times.min()) - 1, 0)
         last = max(versions.first_where(first, len(versions), lambda manifest: manifest.time_ms > times.max()) - 1, 0)
     steps = list(_read_steps(versions, range(first, last + 1), by))
-    step_of = np.searchsorted([step.time_ms for step in steps], labels.times_ms, side="right") - 1
+    # A rewind lowers the watermark. A version or a newer one fits if the lowest time from this version on does.
+    lowest = np.minimum.accumulate([step.time_ms for step in reversed(steps)])[::-1]
+    step_of = np.searchsorted(lowest, labels.times_ms, side="right") - 1
     numbers = np.asarray([versions.numbers[step.index] for step in steps])
     is_after_start = step_of >= 0
     joined.versions[:] = np.where(is_after_start, numbers[step_of], 0)

@@ -1,9 +1,8 @@
 """Branches of a program: the outcomes (true and false) of each condition in its functions, reported at run time.
 
-`instrument` rewrites a program's source so that `note_outcomes` gets the value of each condition. Conditions are those
-of Python (`if`, `while`, ternaries, comprehensions, exception handlers), of Arrow and numpy (`filter`, `if_else`,
-`where`) and of Spark (`where`, `filter`, `when`). For each reached branch, the process, which may be a Spark worker,
-writes an empty file into a folder.
+`instrument` rewrites a program so that each condition passes through `note_outcomes`: of Python (`if`, `while`,
+ternaries, comprehensions, cases, handlers of errors), of Arrow and numpy (`filter`, `if_else`, `where`) and of Spark
+(`where`, `filter`, `when`). A reached branch is an empty file in a folder, which also Spark's workers write.
 """
 
 from __future__ import annotations
@@ -13,13 +12,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-_MASKS = {"where": 0, "filter": 0, "if_else": 0, "when": 0}
-"""Methods and functions that take a condition for each row, with the condition's position among the arguments."""
+_FILTERS = ("where", "filter")
+_MASKS = (*_FILTERS, "if_else", "when")
+"""Methods and functions with a condition for each row."""
 _NOTE = "_note_outcomes"
 """Name of the inserted function. A name with two underscores would be mangled within a class."""
 _reached: set[tuple[str, str]] = set()
@@ -48,20 +49,18 @@ class Branch:
 class InstrumentedProgram:
     """A program whose conditions report their outcomes."""
 
+    file: Path
     tree: ast.Module
     branches: frozenset[Branch]
 
-    def write(self, path: Path, folder: Path) -> None:
-        """Write the program's source.
-
-        A run of the program reports the reached branches in `folder`, which must exist.
-        """
+    def compiled(self, folder: Path) -> CodeType:
+        """Return the program's code; when it runs, it reports the branches that it reaches in an existing folder."""
         start = ast.parse(
             f"from slackwater.testing.learn.branches import reporter\n{_NOTE} = reporter({str(folder)!r})\n"
         ).body
         after = next((at for at, node in enumerate(self.tree.body) if not _is_preface(node)), len(self.tree.body))
         body = [*self.tree.body[:after], *start, *self.tree.body[after:]]
-        path.write_text(ast.unparse(ast.fix_missing_locations(ast.Module(body, []))))
+        return compile(ast.fix_missing_locations(ast.Module(body, [])), self.file, "exec", dont_inherit=True)
 
     def reached(self, folder: Path) -> frozenset[Branch]:
         """Return the branches reported in a folder."""
@@ -69,11 +68,11 @@ class InstrumentedProgram:
         return frozenset(branch for branch in self.branches if branch.name in names)
 
 
-def instrument(source: bytes) -> InstrumentedProgram:
-    """Return a program whose conditions report their outcomes. Raises `SyntaxError`."""
-    tree, rewriter = ast.parse(source), _Rewriter()
+def instrument(source: bytes, file: Path) -> InstrumentedProgram:
+    """Return a program whose conditions report their outcomes. Raises `SyntaxError`, which names the file."""
+    tree, rewriter = ast.parse(source, file), _Rewriter()
     rewriter.visit(tree)
-    return InstrumentedProgram(tree, frozenset(rewriter.branches))
+    return InstrumentedProgram(file, tree, frozenset(rewriter.branches))
 
 
 def reporter(folder: str) -> Any:
@@ -84,8 +83,9 @@ def reporter(folder: str) -> Any:
 def note_outcomes(folder: str, name: str, kind: str, value: Any) -> Any:
     """Report the outcomes of a condition, and return the condition.
 
-    `kind` is "test" for a single condition, and "mask" for one condition per row. A Spark condition is replaced by an
-    expression that reports its outcomes when Spark evaluates it; null counts as false.
+    `kind` is "test" for a single condition, "filter" for the condition of a filter's rows, and "mask" for others of
+    rows. A condition of Spark is replaced by one that reports its outcomes when Spark evaluates it; null counts as
+    false.
     """
     if kind == "test":
         _note(folder, name, [bool(value)])
@@ -96,15 +96,19 @@ def note_outcomes(folder: str, name: str, kind: str, value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic | bool) and np.asarray(value).dtype == np.bool_:
         _note(folder, name, set(np.asarray(value).ravel().tolist()))
         return value
+    from pyspark import SparkContext
     from pyspark.sql import Column
     from pyspark.sql import functions as F
 
-    if isinstance(value, str):
+    # In a worker, a text is no condition of Spark, but for example one of DuckDB.
+    if isinstance(value, str) and SparkContext._active_spark_context is not None:
         value = F.expr(value)
     if not isinstance(value, Column):
         return value
     # Spark would choose between Arrow and pickled rows by type hints, and warns of those that it does not know.
-    return F.udf(partial(_note_row, folder, name), "boolean", useArrow=False)(value)
+    noting = F.udf(partial(_note_row, folder, name), "boolean", useArrow=False)
+    # Otherwise Spark would join successive filters, and compute the later ones for rows that an earlier one drops.
+    return (noting.asNondeterministic() if kind == "filter" else noting)(value)
 
 
 def _note_row(folder: str, name: str, value: bool | None) -> bool | None:
@@ -153,9 +157,16 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> Any:
+        return self._visit_block(node, node, "the error is handled")
+
+    def visit_match_case(self, node: ast.match_case) -> Any:
+        return self._visit_block(node, node.pattern, f"case {ast.unparse(node.pattern)}")
+
+    def _visit_block(self, node: Any, place: ast.AST, text: str) -> Any:
+        """Report that a block begins, which has no condition to report."""
         self.generic_visit(node)
-        reached = ast.copy_location(ast.Constant(True), node)
-        node.body.insert(0, ast.Expr(self._noted(reached, "test", outcomes=(True,), text="the error is handled")))
+        reached = ast.copy_location(ast.Constant(True), place)
+        node.body.insert(0, ast.Expr(self._noted(reached, "test", outcomes=(True,), text=text)))
         return node
 
     def visit_Call(self, node: ast.Call) -> Any:
@@ -163,9 +174,10 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(node.func, ast.Attribute) and node.func.attr in _MASKS:
             # pc.filter(values, mask) has the condition second.
             is_function = node.func.attr == "filter" and len(node.args) > 1
-            at = 1 if is_function else _MASKS[node.func.attr]
+            at = 1 if is_function else 0
             if at < len(node.args) and not isinstance(node.args[at], ast.Starred | ast.Lambda):
-                node.args[at] = self._noted(node.args[at], "mask")
+                kind = "filter" if node.func.attr in _FILTERS else "mask"
+                node.args[at] = self._noted(node.args[at], kind)
         return node
 
     def _noted(
@@ -175,7 +187,8 @@ class _Rewriter(ast.NodeTransformer):
         if not self._depth or is_constant:
             return test
         line, column = test.lineno, test.col_offset
-        shown = text or " ".join(ast.unparse(_Plain().visit(ast.parse(ast.unparse(test)))).split())
+        # As an expression: a statement that is a text would be shown as a docstring.
+        shown = text or " ".join(ast.unparse(_Plain().visit(ast.parse(ast.unparse(test), mode="eval"))).split())
         self.branches |= {Branch(line, column, outcome, shown) for outcome in outcomes}
         arguments = [ast.Constant(f"{line}-{column}"), ast.Constant(kind), test]
         return ast.copy_location(ast.Call(ast.Name(_NOTE, ast.Load()), arguments, []), test)

@@ -1,53 +1,37 @@
-"""Effects of a run that do not depend on a condition of the program, and that a changed program may lose.
+"""Effects of runs that no condition of the program shows, and that a changed program may lose.
 
-The effects are rejected and late records, removed rows, and columns that a later batch changes. Only a later change
-distinguishes a sum from a maximum or a minimum.
+These are rejected and late records, removed rows, and columns of rows that later records change: of single values, a
+sum, a maximum and a minimum are equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from ...client.backends import Backends
-from ...snapshot.diff.moments import diff_table
-from ...snapshot.diff.stored_rows import TableSide
-from ...store.versions import history
-from ...store.versions.manifest import Manifest
 from .. import Ran
 
 
-def effects_of(ran: Ran) -> frozenset[str]:
-    """Return a sentence for each effect of a run."""
-    client = ran.app._client
-    rejected = ran.app.rejected(limit=1).total
+def effects_of(results: Sequence[Ran]) -> frozenset[str]:
+    """Return a sentence for each effect of runs that continue each other."""
+    last = results[-1]
+    rejected = last.app.rejected(limit=1).total
     effects = {f"stage {stage!r} rejects a record" for stage, count in rejected.items() if count}
-    for stage, head in ran.moment.cut.stages.items():
-        if head.event_time is not None and head.event_time.late_total:
-            effects.add(f"a row of stage {stage!r} is late")
-        effects.update(_later_changes(client, ran.app.name, stage))
+    effects |= {
+        f"a row of stage {stage!r} is late"
+        for stage, head in last.moment.cut.stages.items()
+        if head.event_time is not None and head.event_time.late_total
+    }
+    for before, after in pairwise(results):
+        effects.update(_changes(before, after))
     return frozenset(effects)
 
 
-def _later_changes(client: Backends, app: str, stage: str) -> Iterator[str]:
-    versions = [
-        history.read(client.store, app, stage, number) for number in history.list_versions(client.store, app, stage)
-    ]
-    for before, after in pairwise(versions):
-        if before.table is None or after.table is None or before.ssts == after.ssts:
-            continue
-        sides = (_side(client, version) for version in (before, after))
-        for change in diff_table(stage, *sides).changes:
-            if change.before is None:
-                continue
-            if change.after is None:
-                yield f"a later batch removes a row of {stage!r}"
-                continue
-            for column, value in change.before.items():
-                if change.after[column] != value:
-                    yield f"a later batch changes {column!r} of {stage!r}"
-
-
-def _side(client: Backends, version: Manifest) -> TableSide:
-    assert version.table is not None  # noqa: S101  checked above
-    return TableSide(client.store, client.cache, version.table, version, version.clock_ms)
+def _changes(before: Ran, after: Ran) -> Iterator[str]:
+    for table, difference in before.moment.diff(after.moment).items():
+        changes = difference.full_diff.changes
+        if (changes.had_row & ~changes.has_row).any():
+            yield f"later records remove a row of {table!r}"
+        for column, differs in changes.differing.items():
+            if differs.any():
+                yield f"later records change {column!r} of {table!r}"

@@ -12,7 +12,7 @@ from ...common.whole_file import atomic_file
 from ...operations.debugging.replay.literals import MODULES, literal, with_canonical_nan
 from .. import Ran, Record
 from .branches import Branch
-from .runs import TopicRecord, by_topic, max_records
+from .runs import TopicRecord, in_halves
 
 _OF_REJECTED = ("topic", "offset", "error")
 """Columns of rejected records that are equal on every machine."""
@@ -100,11 +100,12 @@ def _record(record: Record) -> str:
 
 
 def _function(number: int, test: LearnedTest, names: Mapping[int, str]) -> str:
-    topics = ", ".join(
-        f"{literal(topic)}: [{', '.join(names[id(record)] for record in test.records if record.topic == topic)}]"
-        for topic in by_topic(test.records)
-    )
-    lines = [f"ran = run(APP, {{{topics}}}, max_records={max_records(test.records)})"]
+    lines = list[str]()
+    for half in in_halves(test.records):
+        topics = ", ".join(
+            f"{literal(topic)}: [{', '.join(names[id(record)] for record in own)}]" for topic, own in half.items()
+        )
+        lines.append(f"ran = run(APP, {{{topics}}}{', after=ran' if lines else ''})")
     tables, sent = test.expected
     for what, rows_of in ((_TABLE, tables), (_SINK, sent)):
         for name, rows in rows_of.items():

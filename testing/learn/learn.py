@@ -75,11 +75,12 @@ def learn_tests(
         runs = ProgramRuns(file, app.name, Path(folder))
         sample = sample_records(app, records)
         choice = _Choice(runs, max_runs, on_progress)
-        few = choice.minimal(sample, choice.outcomes(sample))
+        wanted = choice.stable_outcomes(sample)
+        few = choice.minimal(sample, wanted)
         mask = RecordMask()
         if not show_values:
             unmasked = f"slackwater learn-tests {app.called} --code {file} --show-values"
-            few, mask = choice.masked(few, f"{unmasked} writes values as they are")
+            few, mask = choice.masked(few, wanted, f"{unmasked} writes values as they are")
         tests = choice.tests(few)
         path = Path(out) / f"test_{app.name.replace('-', '_')}.py"
         write_tests(path, app.called, file, tests, _hidden(mask, show_values=show_values))
@@ -125,13 +126,18 @@ class _Choice:
         self.progress(f"run {self.runs.num_runs + 1}, of {len(records):,} records")
         return self.runs.observe(records)
 
+    def stable_outcomes(self, records: Sequence[TopicRecord]) -> _Outcomes:
+        """Return the outcomes of two runs: an outcome may depend on which of two stages is faster."""
+        return self.outcomes(records) & self._observe(records).outcomes
+
     def minimal(self, sample: Sequence[TopicRecord], wanted: _Outcomes) -> Sequence[TopicRecord]:
         """Return a small subset of records that has the wanted outcomes."""
         return minimize_failing(sample, lambda some: self._has_outcomes(some, wanted), max_tries=self.max_runs)[0]
 
-    def masked(self, records: Sequence[TopicRecord], instead: str) -> tuple[Sequence[TopicRecord], RecordMask]:
-        """Return masked records, and the mask. Fields on which the outcomes depend are not masked."""
-        wanted = self.outcomes(records)
+    def masked(
+        self, records: Sequence[TopicRecord], wanted: _Outcomes, instead: str
+    ) -> tuple[Sequence[TopicRecord], RecordMask]:
+        """Return records with values masked, except for fields on which wanted outcomes depend; and the mask."""
         return mask_records(
             records, lambda some: self._has_outcomes(some, wanted), max_tries=_MAX_MASKING_RUNS, instead=instead
         )

@@ -1,5 +1,6 @@
-"""A stage whose versions tests write: batches, and merges of any adjacent runs."""
+"""A stage whose versions tests write: batches, merges of any adjacent runs, and rewinds."""
 
+from collections.abc import Iterable
 from itertools import count
 
 from slackwater.store.compaction.merge import run_compaction
@@ -11,7 +12,7 @@ from slackwater.store.sst.sorted_runs import sorted_runs
 from slackwater.store.versions import apps, commit
 from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.kinds import VersionKind
-from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
+from slackwater.store.versions.manifest import AppInfo, Column, EventTime, Manifest, Rewind, Table
 
 from tests.support.state_rows import Key, Values, write_version
 
@@ -19,7 +20,7 @@ TABLE = Table((Column("k", "int64"),), (Column("v", "int64"), Column("w", "strin
 
 
 class Stage:
-    """The stage `app/stage` with one state partition, in its own store."""
+    """The stage `app/stage` with one state partition, in its own store. Its watermark is its clock."""
 
     def __init__(self, table: Table = TABLE) -> None:
         self.store, self._numbers = MemoryStore(), count(1)
@@ -59,14 +60,25 @@ class Stage:
             return head
         return self._commit(next(self._numbers), "compaction", apply_results(head.ssts, done), head.clock_ms)
 
+    def rewind(self, to: int) -> Manifest:
+        """Restore the content of a version."""
+        target = self.versions[to - 1]
+        version = next(self._numbers)
+        return self._commit(version, "rewind", target.ssts, target.clock_ms, (Rewind(version, to),))
+
     @property
     def _ssts(self) -> tuple[Sst, ...]:
         return self.versions[-1].ssts if self.versions else ()
 
-    def _commit(self, version: int, kind: VersionKind, ssts: tuple[Sst, ...], clock_ms: int) -> Manifest:
+    def _commit(
+        self, version: int, kind: VersionKind, ssts: Iterable[Sst], clock_ms: int, rewinds: tuple[Rewind, ...] = ()
+    ) -> Manifest:
+        rewinds = (*(self.versions[-1].rewinds if self.versions else ()), *rewinds)
+        times, runs = EventTime(clock_ms), tuple(ssts)
         manifest = Manifest(
-            "app", "stage", version, 1, "w", version, kind, table=self.table, ssts=ssts, clock_ms=clock_ms
-        )
+            "app", "stage", version, 1, "w", version, kind,
+            table=self.table, ssts=runs, clock_ms=clock_ms, event_time=times, rewinds=rewinds,
+        )  # fmt: skip
         commit.commit(self.store, manifest)
         self.versions.append(manifest)
         return manifest

@@ -16,8 +16,8 @@ from ..replay.what_if import BadBatch, PartRecord, group_by_part
 from .fold import KeyFold
 from .walk import RowWalk
 
-_MAX_FOLDED, _MAX_REPLAYED = 20_000, 300
-"""Maximum number of batches to replay in one search: in memory (`fold`), or by Spark.
+_MAX_FOLDED, _MAX_REPLAYED = 30_000, 300
+"""Maximum number of replayed batches in the search for the smallest set: folded in memory, or by Spark.
 
 The search by size and the search by delta debugging each have this limit. A test of one set replays all batches that
 the walk has reached.

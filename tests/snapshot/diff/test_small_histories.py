@@ -1,4 +1,4 @@
-"""A few keys are repeatedly written, deleted, expired and merged; all differences and histories are checked."""
+"""A few keys are repeatedly written, deleted, expired, merged and rewound; all answers about the past are checked."""
 
 import tempfile
 from dataclasses import dataclass, field
@@ -34,7 +34,9 @@ PUTS = st.tuples(
 """Values by key (None to delete), and how far the clock advances."""
 MERGES = st.tuples(st.integers(0, 2), st.integers(1, 9))
 """Sorted runs to merge, newest first."""
-STEPS = st.lists(PUTS | MERGES.map(lambda ends: (ends[0], ends[0] + ends[1])), min_size=4, max_size=14)
+REWINDS = st.tuples(st.just("rewind"), st.integers(0, 3))
+"""By how many versions the stage goes back."""
+STEPS = st.lists(PUTS | MERGES.map(lambda ends: (ends[0], ends[0] + ends[1])) | REWINDS, min_size=4, max_size=14)
 
 
 @dataclass
@@ -61,6 +63,12 @@ class Model:
                 self.rows[key] = value, clock_ms + self.ttl_ms
         self.see()
 
+    def rewind(self, back: int) -> None:
+        to = max(len(self.shown) - back, 1)
+        self.stage.rewind(to)
+        self.rows = dict(self.stored[to - 1])
+        self.see()
+
     def see(self) -> None:
         """Record the rows of the newest version."""
         while len(self.shown) < len(self.stage.versions):
@@ -77,6 +85,9 @@ def written(steps: list[tuple[object, object]], cache: SstCache, *, expires: boo
         if isinstance(first, dict):
             assert isinstance(second, int)
             model.put(first, second)
+        elif model.stage.versions and first == "rewind":
+            assert isinstance(second, int)
+            model.rewind(second)
         elif model.stage.versions:
             assert isinstance(first, int)
             assert isinstance(second, int)
@@ -114,7 +125,8 @@ def test_each_difference_and_history_equals_that_of_the_dictionaries(
             check_history(model, CountingStore(model.stage.store), cache, key, thinned)
         patch.setattr(asof, "_MAX_RUN_ROWS", data.draw(st.sampled_from([0, 3, 1 << 40]), "rows of a run"))
         times = data.draw(st.lists(st.integers(0, len(model.shown) + 2), min_size=1), "times of labels")
-        check_as_of(model, CountingStore(model.stage.store), cache, times, thinned)
+        for by in ("commit", "watermark"):
+            check_as_of(model, CountingStore(model.stage.store), cache, times, thinned, by)
 
 
 def check_diff(model: Model, store: CountingStore, cache: SstCache, one: int, other: int) -> None:
@@ -141,10 +153,13 @@ def check_history(model: Model, store: CountingStore, cache: SstCache, key: int,
     assert changes == expected[::-1]
 
 
-def check_as_of(model: Model, store: CountingStore, cache: SstCache, times: list[int], thinned: set[int]) -> None:
-    """Compare joins of labels with the model.
+def check_as_of(
+    model: Model, store: CountingStore, cache: SstCache, times: list[int], thinned: set[int], by: asof.Clock
+) -> None:
+    """Compare joins of labels with the model: the newest stored version that is not past a label's time applies.
 
-    Version n is committed at time n, so a label's time is the number of the version that applies to it.
+    Version n is committed at time n, and its watermark is its clock. After a version that a collected one follows, the
+    newest version is not known, except at the commit time of the former.
     """
     labels = pa.table(
         {
@@ -152,19 +167,24 @@ def check_as_of(model: Model, store: CountingStore, cache: SstCache, times: list
             "k": pa.array([*KEYS] * len(times), pa.int64()),
         }
     )
-    newest, first = len(model.shown), min(set(range(1, len(model.shown) + 1)) - thinned)
+    versions = model.stage.versions
+    stored = [version.version for version in versions if version.version not in thinned]
     expected: list[tuple[int | None, bool | None, int | None]] = []
     for at in times:
-        version = min(at, newest)
+        time_of = {n: n if by == "commit" else versions[n - 1].clock_ms for n in stored}
+        version = max((n for n in stored if time_of[n] <= at), default=0)
+        is_known = version + 1 not in thinned or (by == "commit" and version == at)
         for key in KEYS:
-            if version in thinned or (version == 0 and first > 1):
+            if not is_known:
                 expected.append((None, None, None))
                 continue
             row = model.stored[version - 1].get(key) if version else None
-            clock_ms = max(at, model.stage.versions[version - 1].clock_ms)
-            live = row is not None and (not model.ttl_ms or row[1] > clock_ms)
+            clock_ms = versions[version - 1].clock_ms
+            live = row is not None and (
+                not model.ttl_ms or row[1] > (max(at, clock_ms) if by == "commit" else clock_ms)
+            )
             expected.append((version, live, row[0] if row is not None and live else None))
-    joined = asof.read_as_of(store, cache, "app", "stage", labels, time="label")
+    joined = asof.read_as_of(store, cache, "app", "stage", labels, time="label", by=by)
     columns = (joined.rows.column(name).to_pylist() for name in ("asof_version", "asof_present", "v"))
     assert list(zip(*columns, strict=True)) == expected
     counts = [present for _, present, _ in expected]

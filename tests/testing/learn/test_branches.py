@@ -1,12 +1,12 @@
 """Conditions of Python and Arrow report their outcomes, and the program's results stay the same."""
 
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from slackwater.testing.learn.branches import Branch, instrument
 
+FILE = Path("program.py")
 SOURCE = '''
 """A program."""
 from __future__ import annotations
@@ -29,9 +29,21 @@ def scalar(x):
     return [y for y in [word] * x if y != "none"]
 
 
+def matched(x):
+    match x:
+        case 1 | 2:
+            return "few"
+        case _:
+            return "many"
+
+
 def masks(rows):
     kept = rows.filter(pc.greater(rows["x"], 2))
     return pc.if_else(pc.equal(kept["x"], 3), 1, 0).to_pylist(), np.where(np.array([True, True]), 1, 2).tolist()
+
+
+def text(rows):
+    return rows.where("x is not null")
 
 
 def nothing(words):
@@ -48,12 +60,12 @@ class Sizes:
 
 
 def reached(tmp_path: Path, call: Any) -> tuple[Any, dict[str, set[bool]]]:
-    """Return the result of a call of the instrumented program, and the outcomes of each condition."""
-    program, folder = instrument(SOURCE.encode()), tmp_path / "reached"
+    """Return what a call of the instrumented program returns, and the outcomes of each condition."""
+    program, folder = instrument(SOURCE.encode(), FILE), tmp_path / "reached"
     folder.mkdir()
-    file = tmp_path / "program.py"
-    program.write(file, folder)
-    result = call(runpy.run_path(str(file)))
+    names: dict[str, Any] = {}
+    exec(program.compiled(folder), names)  # noqa: S102  the source above
+    result = call(names)
     outcomes: dict[str, set[bool]] = {branch.text: set() for branch in program.branches}
     for branch in program.reached(folder):
         outcomes[branch.text].add(branch.outcome)
@@ -67,7 +79,7 @@ def plain() -> dict[str, Any]:
 
 
 def test_every_condition_of_a_function_is_a_branch_in_two_outcomes() -> None:
-    branches = instrument(SOURCE.encode()).branches
+    branches = instrument(SOURCE.encode(), FILE).branches
     assert {branch.text for branch in branches} == {
         "x > 10 and x != 12",
         "1 // (x % 2)",
@@ -76,9 +88,12 @@ def test_every_condition_of_a_function_is_a_branch_in_two_outcomes() -> None:
         "pc.greater(rows['x'], 2)",
         "pc.equal(kept['x'], 3)",
         "np.array([True, True])",
+        "'x is not null'",
         "x > 99",
+        "case 1 | 2",
+        "case _",
     }
-    assert len(branches) == 2 * 8 - 1
+    assert len(branches) == 2 * 9 - 1 + 2
     assert min(branches) == Branch(14, 7, False, "x > 10 and x != 12")
 
 
@@ -102,6 +117,12 @@ def test_outcomes_of_masks_are_those_of_their_rows(tmp_path: Path) -> None:
     assert outcomes["pc.greater(rows['x'], 2)"] == {True, False}
     assert outcomes["pc.equal(kept['x'], 3)"] == {True}
     assert outcomes["np.array([True, True])"] == {True}
+
+
+def test_cases_are_reported(tmp_path: Path) -> None:
+    result, outcomes = reached(tmp_path, lambda names: names["matched"](3))
+    assert result == plain()["matched"](3) == "many"
+    assert (outcomes["case _"], outcomes["case 1 | 2"]) == ({True}, set())
 
 
 def test_outcomes_of_methods_are_reported(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from slackwater.testing import load, run
+from slackwater.testing import Record, load
 from slackwater.testing.learn.effects import effects_of
+from slackwater.testing.learn.runs import TopicRecord, run_program
 
 pytestmark = [pytest.mark.spark, pytest.mark.ci, pytest.mark.usefixtures("one_spark")]
 
@@ -33,14 +34,17 @@ def event(day: int, x: object) -> bytes:
 @pytest.mark.parametrize(
     ("second", "effects"),
     [
-        (event(5, 4), {"a later batch changes 'n' of 't'"}),
-        (event(5, 9), {"a later batch changes 'n' of 't'", "a later batch changes 'most' of 't'"}),
+        (event(5, 4), {"later records change 'n' of 't'"}),
+        (event(5, 9), {"later records change 'n' of 't'", "later records change 'most' of 't'"}),
         (event(6, 9), set[str]()),
         (event(1, 9), {"a row of stage 't' is late"}),
         (event(5, "seven"), {"stage 't' rejects a record"}),
     ],
 )
-def test_an_effect_is_told_exactly_if_the_second_batch_has_it(second: bytes, effects: set[str], tmp_path: Path) -> None:
+def test_an_effect_is_told_exactly_if_the_second_record_has_it(
+    second: bytes, effects: set[str], tmp_path: Path
+) -> None:
     program = tmp_path / "days.py"
     program.write_text(PROGRAM)
-    assert effects_of(run(load(program), {"in": [event(5, 5), second]}, max_records=1)) == effects
+    records = [TopicRecord("in", Record(value)) for value in (event(5, 5), second)]
+    assert effects_of(run_program(load(program), records)) == effects
