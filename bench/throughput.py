@@ -1,6 +1,7 @@
 """Stateful aggregation beside Spark's own, in turn, with the same source, query and machine.
 
-Spark runs twice: with our source, so that only the state differs, and with its own Kafka connector.
+Spark runs twice: with our source in our session, so that only the state differs; and with its own Kafka connector in a
+plain session.
 
 `python -m bench.throughput slackwater|spark|connector BOOTSTRAP FOLDER TOPIC BATCH` runs one side in a fresh process
 until it has read the topic, and prints a JSON list: seconds from batch to batch. It resumes where the last run with
@@ -141,15 +142,19 @@ def spark_batches(bootstrap: str, folder: Path, topic: str, batch: int, *, conne
     from slackwater.pipeline.spark.session import spark_session
 
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
-    if connector:
-        conf["spark.jars"] = side.connector_jars()
-    with spark_session("bench", master="local[2]", conf=conf) as spark:
-        stream = side.connector_stream if connector else side.topic_stream
-        query = side.started(_aggregate(stream(spark, bootstrap, topic, batch)), folder / "checkpoint")
+
+    def run(flights: DataFrame) -> list[side.Batch]:
+        query = side.started(_aggregate(flights), folder / "checkpoint")
         query.processAllAvailable()
         done = side.batches(query)
         query.stop()
         return done
+
+    if connector:
+        plain = side.plain_session(**conf, **{"spark.jars": side.connector_jars()})
+        return run(side.connector_stream(plain, bootstrap, topic, batch))
+    with spark_session("bench", master="local[2]", conf=conf) as spark:
+        return run(side.topic_stream(spark, bootstrap, topic, batch))
 
 
 def _aggregate(flights: DataFrame) -> DataFrame:

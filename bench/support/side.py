@@ -211,6 +211,18 @@ def connector_stream(spark: SparkSession, bootstrap: str, topic: str, max_record
     return spark.readStream.format("kafka").options(**options, **bound).load()
 
 
+def plain_session(**conf: str) -> SparkSession:
+    """Start Spark as its users do, without settings and JVM options of slackwater."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    for name, value in {"spark.sql.shuffle.partitions": "4", "spark.sql.session.timeZone": "UTC", **conf}.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
 def connector_jars() -> str:
     """Return the jars of Spark's Kafka connector, for `spark.jars`; they are downloaded once."""
     from slackwater.pipeline.dev.jars import Jars

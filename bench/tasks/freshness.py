@@ -132,8 +132,6 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, records: int) -> list[
 
 
 def _spark(bootstrap: str, folder: Path, topic: str, records: int) -> list[float]:
-    from slackwater.pipeline.spark.session import spark_session
-
     conf = {
         **side.SPARK_STATE,
         "spark.sql.shuffle.partitions": str(PARTITIONS),
@@ -142,15 +140,15 @@ def _spark(bootstrap: str, folder: Path, topic: str, records: int) -> list[float
         "spark.jars": side.connector_jars(),
     }
     sent: list[float] = []
-    with spark_session("bench", master="local[2]", conf=conf) as spark:
-        queries = _chain(spark, bootstrap, folder, topic)
-        send(bootstrap, topic, 1, sent)
-        _until(lambda: bool(_read(queries[-1])), queries)
-        send(bootstrap, topic, records - 1, sent)
-        _until(lambda: sum(rows for _, rows in _read(queries[-1])) == records, queries)
-        readable = _read(queries[-1])
-        for query in queries:
-            query.stop()
+    spark = side.plain_session(**conf)
+    queries = _chain(spark, bootstrap, folder, topic)
+    send(bootstrap, topic, 1, sent)
+    _until(lambda: bool(_read(queries[-1])), queries)
+    send(bootstrap, topic, records - 1, sent)
+    _until(lambda: sum(rows for _, rows in _read(queries[-1])) == records, queries)
+    readable = _read(queries[-1])
+    for query in queries:
+        query.stop()
     return ages(sent, readable)
 
 

@@ -20,15 +20,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
 from ...support import side
 from ...support.row import Row
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 KEYS, QUICK_KEYS = 10_000_000, 200_000
 BATCHES, PER_BATCH = 100, 10_000
@@ -73,17 +69,6 @@ def _heap(size: str) -> dict[str, str]:
     return {"PYSPARK_SUBMIT_ARGS": f"--driver-memory {size} pyspark-shell"}
 
 
-def _session(**conf: str) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    for name, value in {"spark.sql.shuffle.partitions": "4", "spark.sql.session.timeZone": "UTC", **conf}.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session
-
-
 def _query(checkpoint: Path, source: Path, keys: int) -> dict[str, object]:
     """Run the query: all keys in the first batch, then ten thousand keys in each of a hundred batches."""
     import duckdb
@@ -98,7 +83,7 @@ def _query(checkpoint: Path, source: Path, keys: int) -> dict[str, object]:
                 f"SELECT 'k' || (hash(i + {number * PER_BATCH}) % {keys}) AS k, {v} AS v FROM range({PER_BATCH}) r(i)"
             )
             con.execute(f"COPY ({some}) TO '{source}/{number:03}.parquet'")
-    spark = _session(**side.SPARK_STATE, **{"spark.sql.streaming.minBatchesToRetain": str(BATCHES + 1)})
+    spark = side.plain_session(**side.SPARK_STATE, **{"spark.sql.streaming.minBatchesToRetain": str(BATCHES + 1)})
     read = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
     kept = read.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("s"))
     writer = kept.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(checkpoint))
@@ -116,7 +101,7 @@ def _available(checkpoint: Path) -> range:
 
 
 def _spark(checkpoint: Path) -> dict[str, object]:
-    spark = _session()
+    spark = side.plain_session()
     there = _available(checkpoint)
     read = spark.read.format("statestore").option("path", str(checkpoint))
     started = time.perf_counter()
