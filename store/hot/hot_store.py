@@ -126,13 +126,13 @@ class HotStore(StoreWrapper):
                 store.discard(leftover)
 
     def _read(self, key: str, request: Callable[[ObjectStore], T]) -> T:
-        missing = ObjectNotFound(key, self.url)
+        errors = list[ObjectNotFound]()
         for store in self._holders(key):
             try:
                 return request(store)
             except ObjectNotFound as error:
-                missing = error
-        raise missing
+                errors.append(error)
+        raise errors[0]  # names the place where it should be
 
     def _holders(self, key: str) -> Iterator[ObjectStore]:
         """Yield the stores that may have an object, likely ones first."""
