@@ -33,7 +33,7 @@ from tests.durations import Recorder, longest_first, needs_servers
 from tests.models.profiles import PROFILE
 from tests.programs import spark_classes
 from tests.store.objects.clouds.servers import azurite, fake_gcs
-from tests.support.directory_buckets import DIRECTORY_BUCKET, directory_buckets
+from tests.store.objects.s3.directory_buckets import DIRECTORY_BUCKET, directory_buckets
 from tests.support.manifests import SMALL_LEAVES
 from tests.support.registries import EmbeddedRegistry
 from tests.support.s3_proxy import S3Proxy, s3_proxy

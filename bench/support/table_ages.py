@@ -116,7 +116,8 @@ def _delta_files(folder: Path, state: str) -> Iterator[Path]:
 
 def _iceberg_state(folder: Path) -> str:
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{folder}/catalog.db?mode=ro", uri=True)) as catalog:
-        return str(catalog.execute("SELECT metadata_location FROM iceberg_tables").fetchone()[0] or "")
+        for (location,) in catalog.execute("SELECT metadata_location FROM iceberg_tables"):
+            return str(location)
     return ""
 
 
