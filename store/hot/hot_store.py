@@ -63,6 +63,9 @@ class HotStore(StoreWrapper):
         return self._read(key, lambda store: store.get_range(key, start, length))
 
     def put(self, key: str, data: bytes) -> None:
+        app = key.partition("/")[0]
+        if key.startswith(keys.hot_places(app)):
+            self._places.pop(app, None)
         next(iter(self._own_stores(key)), self._inner).put(key, data)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
@@ -96,17 +99,19 @@ class HotStore(StoreWrapper):
         return path
 
     def settle(self, app: str, now_ms: int) -> None:
+        moved = list[str]()
         for place in self._stores(self._check_owned(self._read_places(app))):
-            old = (info.key for info in place.list(f"{app}/stages/") if _has_paid(info, now_ms))
-            for_each_concurrently(partial(self._settle, app, place), old)
+            old = [info.key for info in place.list(f"{app}/stages/") if _has_paid(info, now_ms)]
+            for_each_concurrently(partial(self._move, place), old)
+            moved += old
+        # Since an SST was read, it may have been deleted because its keys were forgotten.
+        for key in forgotten.newest(self, app).ssts.keys() & moved if moved else ():
+            self._inner.delete(key)
 
-    def _settle(self, app: str, place: ObjectStore, key: str) -> None:
+    def _move(self, place: ObjectStore, key: str) -> None:
         with suppress(ObjectNotFound):
             self._inner.put(key, place.get(key))  # readers look here second
             place.delete(key)
-            # Since the read, the SST may have been deleted because its keys were forgotten.
-            if key in forgotten.newest(self, app).ssts:
-                self._inner.delete(key)
 
     def access(self) -> S3Access | None:
         return objects.s3_access_for_others(self._inner)
@@ -145,7 +150,7 @@ class HotStore(StoreWrapper):
 
     def _own_stores(self, key: str) -> tuple[ObjectStore, ...]:
         app = keys.hot_sst_app(key)
-        return self._stores(self._check_owned(self._known(app) or self._read_places(app))) if app else ()
+        return self._stores(self._check_owned(self._known(app))) if app else ()
 
     def _known(self, app: str) -> tuple[HotPlace, ...]:
         known = self._places.get(app)

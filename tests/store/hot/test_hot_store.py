@@ -1,5 +1,6 @@
 """A store with hot places, beside a plain dictionary: where SSTs lie, and that every process finds them."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,9 @@ def test_two_processes_see_one_store(steps: list[tuple[int, tuple[str, ...]]]) -
 
 def test_only_hot_ssts_lie_in_the_newest_place() -> None:
     inner = RootedStore("/store")
-    HotStore(inner).put(HOT[0], b"0")
+    store = HotStore(inner)
+    store.put(HOT[0], b"0")
     for number, root in enumerate(("/a", "/b", "/b", "/a"), 1):
-        store = HotStore(inner)  # of a new runner
         declare_hot_place(store, APPS[0], root)
         if number < 3:
             store.put(HOT[number], b"")
@@ -172,6 +173,7 @@ def test_local_files_are_read_where_they_lie(tmp_path: Path) -> None:
         assert path is not None
         assert path.read_bytes() == spooled.get(key)
         assert path.is_relative_to(tmp_path / inside)
+    assert pickle.loads(pickle.dumps(store)).get(HOT[1]) == b"in the place"  # noqa: S301
     spooled.upload(HOT[2])
     spooled.drop_spooled(HOT[2])
     path = spooled.local_path(HOT[2])
