@@ -75,7 +75,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     store: _Text | None = None
     brokers: _Text | None = msgspec.field(default=None, name="kafka")
     kafka_properties: dict[str, Any] = {}
-    """Client properties of librdkafka and of `pipeline.kafka.login`. They may contain secrets: never print them."""
+    """Client properties of librdkafka, and those of `pipeline.kafka.login`. They may hold secrets: never print them."""
+    hot: str = ""
+    """Store root of the SSTs of new batches, such as a bucket of S3 Express One Zone; empty for the store itself."""
     cache: _Text = ""
     """Folder of the local SST cache; empty for the user's default folder."""
     cache_max_bytes: _Bytes = 10 << 30
@@ -120,7 +122,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.store or _raise_missing("store", NO_STORE, "s3://bucket/prefix or a folder", "--store ROOT")
 
     def open_store(self) -> "ObjectStore":
-        from .store.objects.open import open_store
+        from .store.hot.hot_store import open_store
 
         return open_store(self.store_root(), settings=self.s3)
 
@@ -161,6 +163,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             store=self.store_root(),
             kafka=self.kafka() if kafka is None else with_secret_files_in(Path.cwd(), kafka),
             s3=self.s3,
+            hot=self.hot,
             cache_folder=self._cache_folder,
             cache_bytes=self.cache_max_bytes,
             prefetch=self.prefetch,
@@ -202,6 +205,7 @@ def load(
     return msgspec.structs.replace(
         settings,
         store=store or environ.get("SLACKWATER_STORE") or settings.store,
+        hot=environ.get("SLACKWATER_HOT", settings.hot),
         brokers=kafka or environ.get("SLACKWATER_KAFKA") or settings.brokers or properties.get("bootstrap.servers"),
         kafka_properties=properties,
         cache=_cache_path(environ, settings.cache),
@@ -226,8 +230,9 @@ def _read_file(path: Path, environ: Mapping[str, str]) -> Settings:
     def beside(setting: str, file: str) -> Path:
         return path.parent / expand_home(f"{path}: {setting}", file)
 
-    if "://" not in values_found.get("store", "://"):
-        values_found["store"] = str(beside("store", values_found["store"]).resolve())
+    for name in ("store", "hot"):
+        if "://" not in (values_found.get(name) or "://"):
+            values_found[name] = str(beside(name, values_found[name]).resolve())
     if "cache" in values_found:
         values_found["cache"] = str(beside("cache", values_found["cache"]))
     if "prices" in values_found:

@@ -177,6 +177,7 @@ def _measure(base: _Base, policy: Policy) -> float:
 
 def _write(base: _Base, keys: np.ndarray, seq: int, *, level: int) -> tuple[Sst, ...]:
     """Write one SST per state partition, with random values."""
+    from msgspec.structs import replace
     from slackwater.store.sst import writer as sst
     from slackwater.store.sst.hashing import hash_keys, partition_of
 
@@ -190,8 +191,9 @@ def _write(base: _Base, keys: np.ndarray, seq: int, *, level: int) -> tuple[Sst,
     of = partition_of(hashes, PARTITIONS)
     parts = ((p, found.filter(pa.array(of == p))) for p in range(PARTITIONS))
     return tuple(
-        sst.write_sst(
-            base.store, base.cache, app="bench", stage="wa", table=base.table, partition=p, rows=part, level=level
+        replace(
+            sst.write_sst(base.store, base.cache, app="bench", stage="wa", table=base.table, partition=p, rows=part),
+            level=level,
         )
         for p, part in parts
     )

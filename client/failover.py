@@ -155,7 +155,7 @@ class AppFailover(AppReleases):
         return shown.drill_result(result)
 
     def _open_primary(self, root: str) -> ObjectStore:
-        from ..store.objects.open import open_store
+        from ..store.hot.hot_store import open_store
 
         return open_store(root, patience_s=_PRIMARY_TIMEOUT_S, settings=self._client.settings.s3)
 

@@ -26,7 +26,7 @@ from ..snapshot.cut.moments import heads_of, stages_of
 from ..snapshot.take.audit_log import whoami
 from ..snapshot.under_way.exclusion import RUNS_ELSEWHERE, Intent, check_exclusion
 from ..state.fits import Declared, DeclaredStage
-from ..store.objects.open import open_store
+from ..store.hot.hot_store import open_store
 from ..store.objects.protocol import ObjectStore
 from ..store.versions import apps
 from ..store.versions.manifest import Input

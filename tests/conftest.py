@@ -33,6 +33,7 @@ from tests.durations import Recorder, longest_first, needs_servers
 from tests.models.profiles import PROFILE
 from tests.programs import spark_classes
 from tests.store.objects.clouds.servers import azurite, fake_gcs
+from tests.store.objects.s3.directory_buckets import DIRECTORY_BUCKET, directory_buckets
 from tests.support.manifests import SMALL_LEAVES
 from tests.support.registries import EmbeddedRegistry
 from tests.support.s3_proxy import S3Proxy, s3_proxy
@@ -123,6 +124,13 @@ def s3_server(aws_environment: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     with moto(tmp_path_factory.mktemp("moto")) as endpoint:
         aws_environment.setenv("AWS_ENDPOINT_URL", endpoint)
         yield _with_bucket(endpoint)
+
+
+@pytest.fixture(scope="session")
+def directory_server(s3_server: str) -> Iterator[str]:
+    """Return the endpoint of a server with an empty directory bucket."""
+    with directory_buckets(s3_server) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(scope="session")
@@ -299,6 +307,7 @@ def proxy(each_s3: str, s3_proxies: Callable[[str], S3Proxy]) -> S3Proxy:
         "memory",
         "folder",
         pytest.param("moto", marks=pytest.mark.s3),
+        pytest.param("directory", marks=[pytest.mark.s3, pytest.mark.ci]),
         pytest.param("versitygw", marks=[pytest.mark.s3, pytest.mark.ci]),
         pytest.param("azure", marks=pytest.mark.ci),
         pytest.param("google", marks=pytest.mark.ci),
@@ -312,9 +321,10 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         return open_store(str(tmp_path / "root"))
     if request.param in ("azure", "google"):
         return open_store(f"{request.getfixturevalue(f'{request.param}_root')}/{uuid4().hex}")
-    fixture = {"moto": "s3_server", "versitygw": "versitygw_server"}[request.param]
+    bucket = DIRECTORY_BUCKET if request.param == "directory" else BUCKET
+    fixture = {"moto": "s3_server", "directory": "directory_server", "versitygw": "versitygw_server"}[request.param]
     monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue(fixture))
-    return open_store(f"s3://{BUCKET}/{uuid4().hex}")
+    return open_store(f"s3://{bucket}/{uuid4().hex}")
 
 
 @pytest.fixture

@@ -37,8 +37,11 @@ def test_only_the_nearest_file_upwards_is_read(tmp_path: Path) -> None:
 def test_relative_paths_in_the_file_are_relative_to_its_folder(tmp_path: Path) -> None:
     inner = tmp_path / "src"
     inner.mkdir()
-    write_toml(tmp_path, 'store = "state"\ncache = "cache"')
+    write_toml(tmp_path, 'store = "state"\ncache = "cache"\nhot = "hot"')
     settings = load(environ={}, folder=inner)
+    assert settings.hot == str(tmp_path / "hot")
+    assert load(environ={"SLACKWATER_HOT": "s3://b--az--x-s3"}, folder=inner).hot == "s3://b--az--x-s3"
+    assert load(environ={"SLACKWATER_HOT": ""}, folder=inner).hot == ""
     assert settings.store == str(tmp_path / "state")
     assert settings.cache == str(tmp_path / "cache")
 

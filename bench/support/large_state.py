@@ -121,7 +121,8 @@ def copy(root: Path, to: Path) -> None:
 
 
 def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
-    """Write SSTs of at most `ROWS_PER_SST` rows, each in a single state partition."""
+    """Write SSTs of at most `ROWS_PER_SST` rows, each in one state partition."""
+    from msgspec.structs import replace
     from slackwater.store.sst import writer
     from slackwater.store.sst.hashing import hash_keys, partition_of
 
@@ -147,9 +148,8 @@ def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
                 "_op": np.zeros(end - start, np.int8),
             }
         )
-        made.append(
-            writer.write_sst(store, None, app=APP, stage=STAGE, table=table, partition=partition, rows=rows, level=1)
-        )
+        new = writer.write_sst(store, None, app=APP, stage=STAGE, table=table, partition=partition, rows=rows)
+        made.append(replace(new, level=1))
     return tuple(made)
 
 

@@ -1,7 +1,7 @@
-"""Cost of sinks: publishing beside a plain producer, and a batch with a sink beside one without.
+"""Cost of sinks: publishing beside a plain producer, and a batch with a sink beside one without; age of rows in tables.
 
-`python -m bench.tasks.sinks with|without BOOTSTRAP FOLDER TOPIC SINK` runs the app in a fresh process until it has read
-the topic, and prints a JSON list: seconds from batch to batch.
+`python -m bench.tasks.sinks SIDE BOOTSTRAP FOLDER TOPIC SINK` runs the app in a fresh process until it has read the
+topic, and prints a JSON list: seconds from batch to batch. `SIDE` is `topic`, `delta` or `iceberg`, or `without`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Producer
 
-from ..support import side
+from ..support import side, table_ages
 from ..support.events import KEYS, PARTITIONS, cycles, fill
 from ..support.row import Row
 
@@ -32,32 +33,35 @@ BATCH = 400_000
 WARM_UP = 3
 MEASURED = 6
 LATE = 60.0
-"""Minutes of delay in a batch above which a leg is published: a tenth of the legs."""
-SIDES = ("with", "without")
+"""Minutes of delay in a batch above which a leg is published. A tenth of the legs exceed it."""
+TABLES = ("delta", "iceberg")
+SIDES = ("topic", "without", *TABLES)
 
 
-def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Compare publishing with a plain producer, and a batch with a sink with a batch without one."""
+def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
+    """Compare publishing with a plain producer, and a batch with a sink with a batch without; measure rows' ages."""
+    for kind in TABLES:
+        yield from table_ages.rows(bootstrap, folder, kind)
     records = RECORDS // 10 if quick else RECORDS
     ours, plain = publishing(bootstrap, folder, records, rounds=1 if quick else 3)
+    yield Row.at_least(
+        f"publishing {records:,} records of a sink, exactly once",
+        f"{records / ours:,.0f} records/s",
+        f"a plain producer: {records / plain:,.0f} records/s",
+        plain / ours,
+        0.8,
+    )
     seconds = batches(bootstrap, folder, rounds=1 if quick else 2)
-    with_sink, without = median(seconds["with"]), median(seconds["without"])
-    return [
-        Row.at_least(
-            f"publishing {records:,} records of a sink, exactly once",
-            f"{records / ours:,.0f} records/s",
-            f"a plain producer: {records / plain:,.0f} records/s",
-            plain / ours,
-            0.8,
-        ),
-        Row.at_most(
-            f"batch of {BATCH:,} rows with a sink that gets a tenth of the keys, median of {len(seconds['with'])}",
+    without = median(seconds["without"])
+    for name in ("topic", *TABLES):
+        with_sink = median(seconds[name])
+        yield Row.at_most(
+            f"batch of {BATCH:,} rows with a sink ({name}) for a tenth of the keys, median of {len(seconds[name])}",
             f"{with_sink:.2f} s",
             f"without the sink: {without:.2f} s",
             with_sink / without,
             1.1,
-        ),
-    ]
+        )
 
 
 def publishing(bootstrap: str, folder: Path, records: int, *, rounds: int) -> tuple[float, float]:
@@ -166,7 +170,7 @@ def batches(bootstrap: str, folder: Path, *, rounds: int) -> dict[str, list[floa
     for number in range(rounds):
         fill(bootstrap, (1 + WARM_UP + MEASURED) * BATCH, topic=topic, seed=number)
         for name in SIDES if number % 2 == 0 else reversed(SIDES):
-            found: list[float] = side.run("tasks.sinks", name, bootstrap, folder / name, topic, sink)
+            found: list[float] = side.run("tasks.sinks", name, bootstrap, folder / f"{name}-{number}", topic, sink)
             seconds[name] += found[WARM_UP:]
     return seconds
 
@@ -181,22 +185,22 @@ def add(rows: pa.Table, state: pa.Table, *, tells: bool) -> pa.Table | tuple[pa.
     return (after, told.filter(pc.greater(added, LATE))) if tells else after
 
 
-def app_of(topic: str, sink: str) -> sw.App:
-    """Return an app that counts and sums flights by leg. Late legs go to the sink, if there is one."""
+def app_of(topic: str, sink: Any) -> sw.App:
+    """Return an app that counts and sums flights by leg; late legs go to the sink if there is one."""
     import slackwater as sw
 
     from ..throughput import _legs
 
     app = sw.App("bench")
-    update = partial(add, tells=bool(sink))
+    update = partial(add, tells=sink is not None)
     columns = "flights long, delay double"
-    state = sw.update(update, state=columns, emits=f"leg string, {columns}" if sink else None)
+    state = sw.update(update, state=columns, emits=None if sink is None else f"leg string, {columns}")
 
     @app.stage(
         reads=sw.topic(topic),
         key="leg",
         state=state,
-        writes=sw.sink(sink, key="leg") if sink else (),
+        writes=() if sink is None else sink,
         table=sw.table(partitions=PARTITIONS),
     )
     def legs(flights: DataFrame) -> DataFrame:
@@ -209,5 +213,5 @@ if __name__ == "__main__":
     name, bootstrap, folder, topic, sink = sys.argv[1:]
     work = Path(folder)
     work.mkdir(parents=True, exist_ok=True)
-    app = app_of(topic, sink if name == "with" else "")
+    app = app_of(topic, table_ages.sink_of(name, sink, work))
     print(json.dumps(cycles(side.commits_ms(app, bootstrap, str(work / "store"), work / "cache", BATCH), 0)))

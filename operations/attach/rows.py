@@ -266,12 +266,13 @@ class RowWriter:
     def _write(self, table: Table, parts: Iterable[tuple[int, pa.Table]], seq: int, *, level: int) -> tuple[Sst, ...]:
         # SSTs of level 1 may be the whole of a large state, which may not fit into the cache.
         cache = None if level else self.cache
-        put = partial(writer.write_sst, self.store, cache, app=self.app, stage=self.stage, table=table, level=level)
+        put = partial(writer.write_sst, self.store, cache, app=self.app, stage=self.stage, table=table)
 
         def write(part: tuple[int, pa.Table]) -> Sst:
             partition, rows = part
             stamped = rows.append_column(SEQ, pa.repeat(pa.scalar(seq, pa.int64()), rows.num_rows))
-            return put(partition=partition, rows=with_expiry(stamped, table, self.clock_ms))
+            sst = put(partition=partition, rows=with_expiry(stamped, table, self.clock_ms))
+            return replace(sst, level=level)
 
         return tuple(map_concurrently(write, parts, _CONCURRENT_WRITES, max_unread=_CONCURRENT_WRITES))
 

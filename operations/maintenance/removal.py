@@ -313,9 +313,11 @@ def delete_temporary_app(
         removal = codec.add(store, keys.removal_journal(app), _make_journal(store, app, heads, cloning, "slackwater"))
     store.delete(keys.app_info(app))
     remove_topics(removal)
-    for_each_concurrently(
-        lambda info: store.delete(info.key), [info for info in objects if info.key != keys.removal_journal(app)]
-    )
+    # Without the places, a repeated call would not find the SSTs in them.
+    places = [info for info in objects if info.key.startswith(keys.hot_places(app))]
+    rest = [info for info in objects if info.key != keys.removal_journal(app) and info not in places]
+    for infos in (rest, places):
+        for_each_concurrently(lambda info: store.delete(info.key), infos)
     store.delete(keys.removal_journal(app))
     history.drop_cached(store, app)
 
@@ -396,7 +398,7 @@ def _in_deletion_order(store: ObjectStore, app: str, removal: Removal) -> tuple[
     groups: dict[str, list[ObjectInfo]] = {"first": [], "then": [], "last": []}
     for info in remaining:
         kind = census.object_kind_of(info.key)
-        turn = "last" if info.key in last else "then" if kind is None or kind.remove == "last" else kind.remove
+        turn = "last" if info.key in last else "then" if kind in (None, census.MANIFEST) else kind.remove
         if turn in groups:  # the record of the removal stays
             groups[turn].append(info)
     return tuple(groups.values())

@@ -40,7 +40,7 @@ from ...snapshot.cut.in_flight import rows_of_sink
 from ...snapshot.cut.resolve import resolve
 from ...snapshot.diff.equality import surplus_rows, unequal_records
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables, without_all_expected
-from ...store.objects.open import open_store
+from ...store.hot.hot_store import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.hashing import KeyShare

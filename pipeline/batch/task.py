@@ -316,12 +316,12 @@ class StateTask(Task):
             write = partial(writer.write_sst, store, cache, app=app, stage=stage, partition=partition)
             if step.new.num_rows:
                 new, latest_ms = self.step.with_expiry(step.new)
-                ssts.append(write(table=table, rows=new))
+                ssts.append(write(table=table, rows=new, ulid=self.resources.new_sst_name()))
                 event_ms.append(latest_ms)
             for name, new in step.parts.items():
                 # Side tables have the hash ranges of the stage's table in this batch.
                 declared = replace(self.side_tables[name].table, tasks=table.tasks)
-                parts.setdefault(name, []).append(write(table=declared, rows=new))
+                parts.setdefault(name, []).append(write(table=declared, rows=new, ulid=self.resources.new_sst_name()))
         emitted = [step.emitted for step in steps if step.emitted]
         sent, unsent = self._send(self._rows_by_output(emitted), attempt) if self.outputs and emitted else ({}, ())
         return TaskReport(

@@ -23,6 +23,8 @@ class Options:
     """librdkafka client properties, `bootstrap.servers` among them."""
     s3: S3Settings | None = None
     """S3 client settings; None to read them from the environment."""
+    hot: str = ""
+    """Store root of the SSTs of batches; empty for the store itself."""
     stages: tuple[str, ...] = ()
     """Stages to run; empty for all."""
     until_caught_up: bool = False

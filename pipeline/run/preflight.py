@@ -19,8 +19,9 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.under_way.exclusion import Intent, check_exclusion
 from ...state.kinds.kind import key_of_table
 from ...store.archive.reading import Archives
+from ...store.hot.hot_store import open_store
 from ...store.objects.counting import CountingStore
-from ...store.objects.open import open_store, s3_access_for_others
+from ...store.objects.open import s3_access_for_others
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3_settings import S3Access
 from ...store.versions import apps, history
@@ -59,6 +60,7 @@ class PreflightResult:
     """Store with a short timeout, for heartbeats."""
     claimer: Claimer
     """Claimer of the app's stages. New stages start at offsets stored when the app was created, if there are any."""
+    hot: str
     access: Callable[[], S3Access | None]
     is_new: bool
     is_clone: bool
@@ -113,7 +115,7 @@ def preflight(app: App, options: Options, listener: Listener) -> PreflightResult
     beats = CountingStore(open_store(options.store, patience_s=_HEARTBEAT_PATIENCE_S, settings=options.s3))
     access = partial(s3_access_for_others, opened)
     return PreflightResult(
-        stages, limits, stores, checked, store, beats, claimer, access, is_new=info is None, is_clone=clone
+        stages, limits, stores, checked, store, beats, claimer, options.hot, access, is_new=info is None, is_clone=clone
     )
 
 

@@ -13,6 +13,7 @@ from ...snapshot.change.migrate import check_no_newer_migration
 from ...snapshot.cut.stored import notify_runners
 from ...snapshot.gc.reachable import Retention
 from ...snapshot.status.overview import StageLag
+from ...store.hot.places import declare_hot_place
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App
@@ -126,6 +127,8 @@ def _claim_stages(
                 f"another process created app {app!r}, with offsets of its own, while this run started",
                 hint="run it again: it continues from there",
             )
+    if start.hot:
+        declare_hot_place(store, app, start.hot)
     check_no_newer_migration(store, app, start.claimer.migration)
     start.claimer.create_channels(start.stages)
     claimed = {}
@@ -363,6 +366,7 @@ class _RunComponents:
             str(spool) if limits.max_unflushed else "",
             has_remote_tasks=not self._is_local,
             s3_settings=options.s3,
+            hot=bool(options.hot),
         )
         rejecter, published = None, self.start.claimer.publishes or {}
         if stage.can_reject and isinstance(self.engine, SparkEngine):

@@ -27,7 +27,8 @@ from ...snapshot.cut.moments import heads_of, read_version, require_tables
 from ...snapshot.cut.resolve import report_if_collected, resolve
 from ...snapshot.query.columns import visible_schema
 from ...store.compaction.merge import iter_visible_rows
-from ...store.objects.open import open_store, s3_access_for_others, use_s3_access
+from ...store.hot.hot_store import open_store
+from ...store.objects.open import s3_access_for_others, use_s3_access
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3_settings import S3Access, S3ClientConfig, S3Settings
 from ...store.read.multi_get import multi_get

@@ -6,13 +6,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...common import runtime
 from ...store.archive.reading import Archives
+from ...store.hot.hot_store import open_store
 from ...store.objects.counting import CountingStore
 from ...store.objects.local import SpooledStore
-from ...store.objects.open import open_store, use_s3_access
+from ...store.objects.open import use_s3_access
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3_settings import S3Access, S3ClientConfig, S3Settings
 from ...store.read.cache import SstCache
+from ...store.versions.keys import HOT
 from ..kafka.archived import ArchivedKafka
 from ..kafka.open import open_kafka
 from ..kafka.protocol import Kafka
@@ -35,11 +38,17 @@ class WorkerResources:
     """True if tasks run on other machines. Those machines may configure a different cache folder."""
     s3_settings: S3Settings | None = None
     s3: S3Access | None = None
+    hot: bool = False
+    """True if batches write their SSTs to the app's hot place."""
 
     def local_cache(self) -> tuple[Path, int]:
         folder, max_bytes = self.cache
         own = os.environ.get("SLACKWATER_CACHE") if self.has_remote_tasks else None
         return Path(own) if own else folder, max_bytes
+
+    def new_sst_name(self) -> str:
+        """Return the name of a new SST of a batch; it decides where the SST lies."""
+        return f"{runtime.ulid()}{HOT if self.hot else ''}"
 
     def open_kafka(self) -> Kafka:
         archives = Archives(lambda: self.open()[1], self.app)

@@ -60,6 +60,9 @@ LEAF = _row(
     keys.leaf(_A, _S, _U), "entries of a table's SSTs", "a version", "unnamed", "", "versions", "then", "cut", "rows"
 )
 _KEPT, _SENT = "a snapshot: kept until `slackwater snapshot rm` removes it", "records in flight"
+HOT_PLACE = _row(
+    _json(keys.hot_places(_A), _U), "a second root with SSTs of batches: kept as long as the app", remove="last"
+)
 PAGE = _row(_json(keys.pages(_A, _S), "<span>"), "times and objects of versions", "", "unreachable")
 SNAPSHOT = _row(_json(keys.snapshots(_A), "<name>"), _KEPT, "", "", "", "snapshots", "first", "cut", "read")
 _CAPTURED = keys.captured_records(_A, "<name>", _U)
@@ -84,6 +87,7 @@ OBJECT_KINDS = (
     SST,
     LEAF,
     PAGE,
+    HOT_PLACE,
     _row(_json(keys.published_positions(_A, _S, "<sink>"), _N), "the progress of a sink: the newest is kept"),
     _row(keys.clone_journal(_A), "the journal of an unfinished clone or adoption: kept until it is complete"),
     _row(keys.removal_journal(_A), "the journal of an unfinished removal: kept until the app is gone", remove="note"),

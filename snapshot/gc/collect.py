@@ -22,6 +22,7 @@ from itertools import chain
 from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.many import for_each_concurrently
 from ...store.objects.protocol import HasUnfinishedWrites, ObjectInfo, ObjectStore, exists
+from ...store.objects.wrapper import StoreWrapper
 from ...store.versions import forgotten, horizon
 from ...store.versions.horizon import MIN_AGE_MS
 from ..cut.stored import list_snapshots, pack_snapshots
@@ -130,6 +131,8 @@ def collect(
         for stage in plan.gapless_starts:
             delete_unneeded_pages(inventory, stage, tuple(plan.versions(stage)))
         forgotten.delete_replaced(store, app, old_ms)
+        if isinstance(store, StoreWrapper):
+            store.settle(app, inventory.state.now_ms)
     archives = []
     for archive_plan in planned:
         try:

@@ -39,6 +39,9 @@ _USER = re.compile(r"//[^/]*@")
 _NO_CONFIG_FILE = (None, None, os.devnull, None)
 """Setting of botocore, as (name, variable, default, conversion), that disables configuration files."""
 
+DIRECTORY_BUCKET = "--x-s3"
+"""End of the names of buckets of S3 Express One Zone: `s3-express-differences` in Amazon's S3 User Guide."""
+
 CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket here"
 _KMS_HINT = "and kms:GenerateDataKey and kms:Decrypt of the key in [s3] sse_kms_key_id"
@@ -251,7 +254,8 @@ def require_encryption(s3: "S3Client", settings: S3Settings, where: str) -> None
     requested = {name: value for name, field in names.items() if (value := getattr(settings, field))}
 
     def ask(params: dict[str, Any], **_: Any) -> dict[str, Any]:
-        return {**params, **requested}
+        # A directory bucket encrypts as its own configuration says, and refuses other requests.
+        return params if params["Bucket"].endswith(DIRECTORY_BUCKET) else {**params, **requested}
 
     def see(parsed: dict[str, Any], **_: Any) -> None:
         # Some servers ignore unknown headers, and would store the object unencrypted.

@@ -14,7 +14,7 @@ from ...common import runtime
 from ...errors import ObjectExists, ObjectNotFound, Refused
 from .protocol import ObjectInfo, UnfinishedWrite, check_key, check_range
 from .retry import Retry, TransientError
-from .s3_client import Connection, connection, error_code, translate_errors, without_credentials
+from .s3_client import DIRECTORY_BUCKET, Connection, connection, error_code, translate_errors, without_credentials
 from .s3_settings import S3Access, S3ClientConfig, S3Credentials, S3Settings, load_s3_settings
 from .wrapper import BaseStore
 
@@ -78,6 +78,7 @@ class S3Store(BaseStore):
         )
         super().__init__(partial(BaseStore.open_root, patience_s=patience_s, client_config=self._client_config))
         self._bucket = bucket
+        self._is_directory_bucket = bucket.endswith(DIRECTORY_BUCKET)
         self._base = f"{prefix.strip('/')}/".lstrip("/")
         self._patience_s = patience_s
         self._settings = self._client_config.settings
@@ -216,8 +217,20 @@ class S3Store(BaseStore):
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield the objects under `prefix`. Costs one request for each 1,000 objects, sent as they are consumed."""
+        if self._is_directory_bucket:
+            yield from self._list_directories(prefix, start_after)
+            return
         extra = {"StartAfter": self._base + start_after} if start_after else {}
-        for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, **extra):
+        yield from self._listed(Prefix=self._base + prefix, **extra)
+
+    def _list_directories(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        """Yield the objects of a directory bucket: it lists whole folders only, in no order."""
+        folder = (self._base + prefix).rpartition("/")[0]
+        infos = self._listed(Prefix=f"{folder}/" if folder else "")
+        yield from sorted(info for info in infos if info.key.startswith(prefix) and info.key > start_after)
+
+    def _listed(self, **params: str) -> Iterator[ObjectInfo]:
+        for page in self._pages("list_objects_v2", "ContinuationToken", **params):
             for entry in page.get("Contents", ()):
                 # Some tools create keys that end with '/' for empty folders.
                 if not entry["Key"].endswith("/"):
@@ -225,9 +238,10 @@ class S3Store(BaseStore):
                     yield ObjectInfo(entry["Key"].removeprefix(self._base), entry["Size"], modified_ms)
 
     def list_folders(self, prefix: str) -> Iterator[str]:
-        for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, Delimiter="/"):
-            for entry in page.get("CommonPrefixes", ()):
-                yield entry["Prefix"].removeprefix(self._base + prefix).removesuffix("/")
+        pages = self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, Delimiter="/")
+        entries = (entry for page in pages for entry in page.get("CommonPrefixes", ()))
+        names = (entry["Prefix"].removeprefix(self._base + prefix).removesuffix("/") for entry in entries)
+        yield from sorted(names) if self._is_directory_bucket else names
 
     def delete(self, key: str) -> None:
         name = self._full_key(key)

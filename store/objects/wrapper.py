@@ -82,3 +82,8 @@ class StoreWrapper(BaseStore):
 
     def local_path(self, key: str) -> Path | None:
         return self._inner.local_path(key)
+
+    def settle(self, app: str, now_ms: int) -> None:
+        """Move an app's SSTs from hot places (`store.hot`) into the store itself if that is cheaper by now."""
+        if isinstance(self._inner, StoreWrapper):
+            self._inner.settle(app, now_ms)

@@ -264,9 +264,11 @@ def write_sst(
     table: Table,
     partition: int,
     rows: pa.Table,
-    level: int = 0,
+    ulid: str = "",
 ) -> Sst:
     """Put one SST with these rows into the store and the cache, and return its manifest entry.
+
+    Without `ulid`, the name is new.
 
     Raises `Refused` if rows do not fit the table, repeat a key or belong to another hash range, and `ValueError`
     if there are no rows.
@@ -280,7 +282,7 @@ def write_sst(
             f"rows for hash range {partition} of {app}/{stage} have hashes of the ranges "
             f"{ends[0]} to {ends[1]} of {table.ranges}; nothing was written"
         )
-    sst = writer.put(store, app=app, stage=stage, partition=partition, level=level)
+    sst = writer.put(store, app=app, stage=stage, partition=partition, ulid=ulid)
     if cache is not None:
         cache.add(sst, rows)
     return sst
@@ -294,7 +296,6 @@ def write_partitions(
     stage: str,
     table: Table,
     rows: pa.Table,
-    level: int = 0,
 ) -> tuple[Sst, ...]:
     """Put one SST for each hash range of these rows, and return the manifest entries.
 
@@ -302,7 +303,7 @@ def write_partitions(
     """
     numbers = partition_of(rows[HASH].to_numpy(), table.ranges)
     parts = ((partition, rows.filter(pa.array(numbers == partition))) for partition in np.unique(numbers).tolist())
-    put = partial(write_sst, store, cache, app=app, stage=stage, table=table, level=level)
+    put = partial(write_sst, store, cache, app=app, stage=stage, table=table)
     return tuple(put(partition=partition, rows=part) for partition, part in parts)
 
 

@@ -21,6 +21,8 @@ PART_KEYS = ("_position", "_key")
 
 _NAME, _TOPIC, _COLUMN = re.compile(NAME), re.compile(TOPIC), re.compile(COLUMN)
 _FILE = r"[0-9A-Za-z_-]{1,64}+\.parquet"
+_IN_SSTS = ("stages", "", "sst", "")
+"""Folders of an SST's key, below the app's. Empty for any name."""
 
 NAMES = "_names"
 TOKENS = "_serve/tokens/"
@@ -29,6 +31,8 @@ NAMING = "_serve/naming/"
 REMOVING = "_removing"
 """Name of a folder that exists among an app's stages while the app is being removed. No stage has this name."""
 CLONING = "_cloning"
+HOT = "-hot"
+"""End of the name of an SST that lies in a hot place (`store.hot`)."""
 
 
 def is_name(name: str) -> bool:
@@ -100,6 +104,7 @@ clone_journal = _in_app(f"stages/{CLONING}/app.json")
 collection = _in_app("gc.json")
 forget_journal = _in_app("forgetting.json")
 hold = _in_app("hold.json")
+hot_places = _in_app("hot/")
 recovered_root = _in_app("leaving.json")
 request_signal = _in_app("notice.json")
 protected = _in_app("protected.json")
@@ -161,6 +166,23 @@ def ssts(app: str, stage: str) -> str:
 
 def sst(app: str, stage: str, ulid: str) -> str:
     return f"{app}/stages/{stage}/sst/{ulid}.parquet"
+
+
+def hot_sst_app(key: str) -> str:
+    """Return the app of an SST that lies in a hot place; empty for any other object."""
+    return key.partition("/")[0] if key.endswith(f"{HOT}.parquet") and app_with_listed_ssts(key) else ""
+
+
+def app_with_listed_ssts(prefix: str) -> str:
+    """Return the app whose SSTs a listing of a prefix may contain; empty if it contains none, or of all apps."""
+    app, *folders = prefix.split("/")
+    *whole, last = folders or [""]
+    fits = len(folders) <= len(_IN_SSTS) and all(map(_is_folder, whole, _IN_SSTS))
+    return app if folders and fits and (_IN_SSTS[len(whole)] or last).startswith(last) else ""
+
+
+def _is_folder(name: str, expected: str) -> bool:
+    return expected in ("", name)
 
 
 def leaves(app: str, stage: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ class Simulation:
         faults: Probabilities of faults; None for a random half of all faults.
         topics: Partitions of each topic that the app reads or writes.
         retention: Rules by which runners collect garbage; None to collect nothing.
+        hot: Roots of which each runner chooses one for the SSTs of batches; empty for the store itself.
         folder: Folder for temporary files; None for the system's.
     """
 
@@ -51,6 +52,7 @@ class Simulation:
         *,
         topics: Mapping[str, int],
         retention: Retention | None = None,
+        hot: Sequence[str] = ("",),
         folder: Path | None = None,
     ) -> None:
         self.app, self.seed = app, seed
@@ -58,6 +60,7 @@ class Simulation:
         self.world.faults = faults or Faults.swarm(self.world.random)
         self._topics = topics
         self._retention = retention or Retention()
+        self._hot = tuple(hot)
         self._folder = Path()
         self._number = 0
         self.runners: list[SimulatedProcess] = []
@@ -84,12 +87,15 @@ class Simulation:
         """Start a runner of the app, or of a different program or clone."""
         number, program = self._next(), app or self.app
         engine = SimulatedEngine(_Fate(self.world))
+        # Without hot places, no choice is made, so that a seed gives the history that it gave.
+        hot = self.world.random.choice(self._hot) if len(self._hot) > 1 else self._hot[0]
 
         def work() -> None:
             defaults: dict[str, Any] = {
                 "store": self.world.objects.url,
                 "kafka": self.world.kafka.properties,
                 "cache_folder": self._folder / f"cache-{number}" / "sst",
+                "hot": hot,
                 "patience_s": 60,
                 "retention": lambda _app: self._retention,
                 "gc_every_ms": 60_000,

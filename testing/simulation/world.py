@@ -106,6 +106,8 @@ class World:
         """Called with the name of a rare event."""
         self.objects, self.replica = MemoryStore("memory:1"), MemoryStore("memory:2")
         """Store of the app, and a second store for replicas."""
+        self.places: dict[str, MemoryStore] = {}
+        """Stores at other roots, which are created when they are used."""
         self.kafka = SimulatedKafka(self, "simulated://kafka")
 
     @contextmanager
@@ -121,6 +123,7 @@ class World:
             stack.enter_context(runtime.use(self.scheduler))
             # Created again, because its locks must be locks of the simulation.
             self.objects, self.replica = MemoryStore("memory:1"), MemoryStore("memory:2")
+            self.places = {}
             self.kafka = SimulatedKafka(self, self.kafka.address)
             for objects in (self.objects, self.replica):
                 simulated_stores[objects.url] = partial(SimulatedStore, self, objects)
@@ -129,6 +132,11 @@ class World:
             stack.callback(simulated_clusters.pop, self.kafka.address)
             stack.callback(self.scheduler.finish)
             yield folder
+
+    @property
+    def stored(self) -> tuple[Mapping[str, tuple[bytes, int]], ...]:
+        """Objects of the app's store and of its other roots, by key."""
+        return tuple(store._objects for store in (self.objects, *self.places.values()))
 
     def heal(self) -> None:
         self.faults = Faults()
@@ -185,6 +193,8 @@ class SimulatedStore(StoreWrapper):
         self._retry = Retry(objects.url, 30.0)
 
     def _wrap_other(self, root: str) -> ObjectStore:
+        if root not in simulated_stores:
+            return SimulatedStore(self._world, self._world.places.setdefault(root, MemoryStore(root)))
         return simulated_stores[root]()
 
     def _forward(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:

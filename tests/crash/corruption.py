@@ -271,8 +271,8 @@ READERS: Mapping[str, Callable[[World], Answer]] = {
 
 ROW_READERS = ("get", *(name for name in _CLI if name.startswith(("query", "diff", "history"))), *_CHANGING)
 """Readers whose answers are rows."""
-NOTE_READERS = ("notes", "status", "restart", "clone", "clone list", "app rm", "snapshot list", "recover")
-"""Readers that also run in the worlds with a note."""
+NOTE_READERS = ("notes", "status", "restart", "clone", "clone list", "app rm", "gc", "snapshot list", "recover")
+"""Readers to run in the worlds that have a note."""
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """Laws of the simulated ledger, checked at each version by reading stored objects without the product's readers."""
 
 import json
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from slackwater.errors import Refused, SlackwaterError
 from slackwater.snapshot.cut.stored import list_snapshots, open_requests
 from slackwater.store.versions import apps, forgotten, history
 from slackwater.store.versions.manifest import Manifest
-from slackwater.testing.simulation import Simulation
+from slackwater.testing.simulation import Simulation, World
 
 from tests.simulation.ledger import COPIES, EDIT, SECRET, SECRET_SECTION, TOPIC
 from tests.simulation.rare import Rare
@@ -133,8 +134,8 @@ class Laws:
             self._require("a stage records a snapshot once", same, name, snapshot)
 
     def _check_objects(self, manifest: Manifest) -> None:
-        names = {(sst.root, sst.object) for sst in manifest.ssts}
-        missing = [name for root, name in names if root in ("", self.store.url) and name not in self.store._objects]
+        names, stored = {(sst.root, sst.object) for sst in manifest.ssts}, ChainMap(*self.simulation.world.stored)
+        missing = [name for root, name in names if root in ("", self.store.url) and name not in stored]
         self._require("what a version names exists", not missing, manifest.stage, manifest.version, missing)
 
     def _check_table(self, manifest: Manifest) -> None:
@@ -172,7 +173,7 @@ class Laws:
         )
 
     def _rows(self, manifest: Manifest) -> Totals:
-        rows = rows_of(self.store, manifest)
+        rows = rows_of(self.simulation.world, manifest)
         return without_secrets(rows) if self.has_forgotten else rows
 
     def _base(self, manifest: Manifest) -> Manifest | None:
@@ -242,7 +243,7 @@ class Laws:
         return known
 
     def _note_deletions(self) -> None:
-        now = frozenset(self.store._objects)
+        now = frozenset(chain(*self.simulation.world.stored))
         gone, self._objects = self._objects - now, now
         self.rare.add("a collection deletes a version", any("/manifests/" in key for key in gone))
         self.rare.add("a collection deletes an SST", any(key.endswith(".parquet") for key in gone))
@@ -293,9 +294,10 @@ class Laws:
             last = max((number for number, manifest in known.items() if manifest.kind == "forget"), default=0)
             versions = [self.version(app, stage, number) for number in known if number <= last]
             names = {sst.object for manifest in versions if manifest is not None for sst in manifest.ssts}
-            for name in names & self.store._objects.keys():  # the others were collected with their versions
-                clean = SECRET not in str(_sst_rows(self.store._objects[name][0]))
-                self._require("what was forgotten is in no object", clean, name)
+            for objects in self.simulation.world.stored:
+                for name in names & objects.keys():  # the others were collected with their versions
+                    clean = SECRET not in str(_sst_rows(objects[name][0]))
+                    self._require("what was forgotten is in no object", clean, name)
 
     def _check_replica(self) -> None:
         replica = self.simulation.world.replica._objects
@@ -309,8 +311,8 @@ class Laws:
         simulation = self.simulation
         heads = simulation.heads()
         total = sum(len(partition.log) for partition in simulation.world.kafka._topics[TOPIC])
-        accounts = rows_of(self.store, heads["accounts"])
-        sections = rows_of(self.store, heads["sections"])
+        accounts = rows_of(simulation.world, heads["accounts"])
+        sections = rows_of(simulation.world, heads["sections"])
         if not self.was_reset and not self.has_forgotten:
             arrived = sum(row[0] for row in accounts.values()), sum(row[0] for row in sections.values())
             self._require("all records arrive", arrived == (total, 2 * total), arrived, total)
@@ -343,12 +345,13 @@ def _sst_rows(data: bytes) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_of(store: Any, manifest: Manifest) -> Totals:
-    """Read the table of a version in plain Python: the newest row of each key."""
+def rows_of(world: World, manifest: Manifest) -> Totals:
+    """Read the table of a version, the newest row per key, in plain Python."""
     assert manifest.table is not None
     key, newest = manifest.table.key[0].name, dict[str, dict[str, Any]]()
+    stored = ChainMap(*world.stored)
     for sst in manifest.ssts:
-        for row in _sst_rows(store._objects[sst.object][0]):
+        for row in _sst_rows(stored[sst.object][0]):
             if row[key] not in newest or row["_seq"] >= newest[row[key]]["_seq"]:
                 newest[row[key]] = row
     return {name: (row["records"], row["tokens"], row["squares"]) for name, row in newest.items() if not row["_op"]}

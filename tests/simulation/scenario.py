@@ -39,6 +39,7 @@ class Plan:
     sleeps: float
     """Probability, every few seconds, that all machines sleep for one or two hours, after which garbage is old."""
     options: dict[str, object]
+    hot: tuple[str, ...] = ("",)
 
     @classmethod
     def of(cls, seed: int) -> "Plan":
@@ -57,6 +58,7 @@ class Plan:
             random.choice(RETENTIONS),
             random.choice((0.0, 0.05, 0.2)),
             options,
+            Random(f"hot {seed}").choice((("",), ("/hot-a",), ("", "/hot-a", "/hot-b"))),
         )
 
     def only(self, faults: str | None, verbs: str | None, seconds: int | None) -> "Plan":
@@ -116,6 +118,7 @@ def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
         plan.faults,
         topics={TOPIC: 3, COPIES: 2},
         retention=plan.retention,
+        hot=plan.hot,
         folder=folder,
     )
     scheduler = simulation.world.scheduler

@@ -565,7 +565,8 @@ def write_parts(
     cache: SstCache | None = None,
 ) -> list[Sst]:
     """Write one SST for each state partition that has rows."""
-    return [*writer.write_partitions(store, cache, app=app, stage=stage, table=table, rows=rows, level=level)]
+    ssts = writer.write_partitions(store, cache, app=app, stage=stage, table=table, rows=rows)
+    return [replace(sst, level=level) for sst in ssts]
 
 
 def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:

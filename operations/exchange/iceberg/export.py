@@ -33,6 +33,7 @@ from ....store.sst.arrow_types import make_sql_safe
 from ....store.sst.schema import ColumnConversion
 from ....store.versions import apps, keys
 from ....store.versions.entries.ssts import Sst
+from ....store.versions.keys import hot_sst_app
 from ....store.versions.manifest import Manifest, Table
 from .catalog import CatalogNamespace
 from .files import address, data_file, data_schema, iceberg_schema, is_readable_by_iceberg
@@ -62,7 +63,7 @@ class WrittenTable:
     """True if the export gave the table a new snapshot."""
     written_bytes: int
     copied: int
-    """Number of SSTs that were copied, because Iceberg cannot read their columns after a migration."""
+    """Number of SSTs that were copied, because Iceberg cannot read their columns after a migration, or their place."""
     registered: str = ""
     """Full name of the table's entry in a catalog; empty if the export does not register tables."""
 
@@ -170,7 +171,11 @@ class IcebergExport:
         hidden = hidden_positions(self.store, self.cache, manifest, cut.clock_ms(name))
         for sst, positions in hidden.items():
             at = address(self.store.at(sst.root).url, sst.object)
-            if (reading := self._reading_for_copy(sst, declared)) is not None or sst.unshowable:
+            if (
+                (reading := self._reading_for_copy(sst, declared)) is not None
+                or sst.unshowable
+                or hot_sst_app(sst.object)
+            ):
                 at = f"{table.location}/data/{_copy_name(sst, declared)}"
                 copies[at] = (sst, reading)
             data[at] = live.data[at].data_file if at in live.data else data_file(at, sst.rows, sst.bytes)

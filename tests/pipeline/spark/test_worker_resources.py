@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from slackwater.pipeline.spark.worker_resources import WorkerResources
-from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.s3_settings import S3Settings
 from slackwater.store.objects.s3_store import S3Store
+from slackwater.store.objects.wrapper import StoreWrapper
 
 
 def test_s3_settings_apply_to_other_roots_even_if_the_store_is_a_folder(tmp_path: Path) -> None:
@@ -14,6 +14,7 @@ def test_s3_settings_apply_to_other_roots_even_if_the_store_is_a_folder(tmp_path
     _, opened, cache = resources.open()
     cache.close()
     other = opened.at("s3://bucket/x")
-    inner = other._inner if isinstance(other, CountingStore) else other
-    assert isinstance(inner, S3Store)
-    assert inner._client_config.settings == settings
+    while isinstance(other, StoreWrapper):
+        other = other._inner
+    assert isinstance(other, S3Store)
+    assert other._client_config.settings == settings

@@ -26,6 +26,7 @@ from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.under_way.runners import EditRequest, Heartbeat, Hold
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.archive.extents import Extent
+from slackwater.store.hot.places import HotPlace
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, codec, keys
@@ -64,6 +65,7 @@ NOTES = {
     keys.json_object(keys.runners(APP), ID): Heartbeat(ID, BY, {}),
     keys.json_object(keys.retries(APP), ID): RetryRequest(ID, "aircraft", 1, BY),
     keys.json_object(keys.repairs(APP), ID): Repair(ID, BY, 1, ("orders[0]@1",), {}),
+    keys.json_object(keys.hot_places(APP), ID): HotPlace(APP, ID, "/srv/hot/place", "/srv/flights"),
     keys.hold(APP): Hold(APP, APP, "other", BY, 1, {}, None),
     keys.protected(APP): Protection(APP, BY, 1),
     keys.json_object(keys.replicas(APP), "r1"): KnownReplica(APP, "r1", "/srv/replica", {}, 1, 1),

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec import structs
 from slackwater.errors import Refused
 from slackwater.store.compaction import merge
 from slackwater.store.compaction.merge import MergeStopped, run_compaction
@@ -35,7 +36,8 @@ def written(store: object, cache: SstCache | None, keys: np.ndarray, seq: int, *
     rows = rows.append_column("_hash", pa.array(hash_keys(rows, ["n"])))
     rows = rows.append_column("_seq", pa.array(np.full(len(keys), seq)))
     rows = rows.append_column("_op", pa.array(np.zeros(len(keys), np.int8)))
-    return writer.write_sst(store, cache, app="a", stage="s", table=TABLE, partition=0, rows=rows, level=level)  # type: ignore[arg-type]
+    sst = writer.write_sst(store, cache, app="a", stage="s", table=TABLE, partition=0, rows=rows)  # type: ignore[arg-type]
+    return structs.replace(sst, level=level)
 
 
 def whole(inputs: tuple[Sst, ...], target_file_bytes: int, partitions: int = 1) -> Compaction:

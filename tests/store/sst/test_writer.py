@@ -195,14 +195,12 @@ def test_the_entry_in_the_manifest_describes_the_object() -> None:
             state_rows(ROUTES, {("EWR", "LAX"): (3, None, None)}, 9),
         ]
     )
-    written = writer.write_sst(
-        store, None, app="flights", stage="routes", table=ROUTES, partition=0, rows=rows, level=2
-    )
+    written = writer.write_sst(store, None, app="flights", stage="routes", table=ROUTES, partition=0, rows=rows)
     data = store.get(written.object)
     hashes = sorted(rows["_hash"].to_pylist())
     assert written.object.startswith("flights/stages/routes/sst/")
     assert written.object.endswith(".parquet")
-    assert (written.partition, written.level, written.rows, written.tombstones) == (0, 2, 3, 1)
+    assert (written.partition, written.level, written.rows, written.tombstones) == (0, 0, 3, 1)
     assert (written.seq_min, written.seq_max) == (4, 9)
     assert (written.hash_min, written.hash_max) == (hashes[0], hashes[-1])
     assert (written.bytes, written.checksum) == (len(data), xxhash.xxh3_128_hexdigest(data))

@@ -17,6 +17,7 @@ from slackwater.snapshot.take.snapshots import delete_snapshot
 from slackwater.store.read import duckdb_view
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.apps import ensure_app
+from slackwater.store.versions.keys import HOT
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
 
 from tests.crash.points import killed_at_each_call
@@ -339,6 +340,18 @@ def test_columns_whose_names_collide_in_iceberg_are_refused(cache: SstCache) -> 
         export(store, target, cache, manifest_of(table, ssts))
     assert caught.value.hint == "rename one of its columns by a migration"
     assert not keys_of(target)
+
+
+def test_ssts_in_a_hot_place_are_copied_because_they_move(cache: SstCache) -> None:
+    store, target = AgingStore(), AgingStore()
+    table = Table((Column("k", "string"),), (Column("n", "int32"),), 1)
+    (sst,) = write_version(store, cache, table, {("a",): (1,), ("b",): (2,)}, 1)
+    hot = msgspec.structs.replace(sst, object=sst.object.replace(".parquet", f"{HOT}.parquet"))
+    store.put(hot.object, store.get(sst.object))
+    store.delete(sst.object)
+    assert export(store, target, cache, manifest_of(table, (hot,), 1)).copied == 1
+    store.delete(hot.object)
+    assert [row["n"] for row in rows(opened(store, target, "stage"))] == [1, 2]
 
 
 def test_ssts_from_before_a_migration_are_copied_only_if_iceberg_cannot_express_the_change(cache: SstCache) -> None:
