@@ -1,5 +1,6 @@
 """Shared fixtures: servers, Kafka clients, every kind of object store, Spark."""
 
+import gc
 import multiprocessing.util
 import os
 import re
@@ -87,6 +88,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     # Mutation testing runs pytest many times in one process.
     config.add_cleanup(patch.undo)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exclude thousands of tests and modules from garbage collection, which would take a third of the time here."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.hookimpl(wrapper=True)
