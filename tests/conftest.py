@@ -81,6 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     patch.setenv("TMPDIR", folder)
     # Java does not heed TMPDIR.
     patch.setenv("JDK_JAVA_OPTIONS", f"{spark_classes.options()} -Djava.io.tmpdir={folder}")
+    # Verbs that lower the priority of their process would lower it for all later tests, and for their servers.
+    patch.setattr(os, "setpriority", lambda _which, _who, _priority: None)
     with suppress(MissingTool):
         # Programs that start Spark by themselves must find a Java as well.
         for name, value in find_java("Spark").environment.items():
@@ -113,6 +115,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
             raise pytest.UsageError(f"{path}: `make test` would not find its tests with servers: see its Makefile")
     yield  # -m deselects items
     longest_first(items)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def usual_priority() -> Iterator[None]:
+    """Check that no test lowers the priority of this process: beside other processes, later tests would starve."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 @pytest.fixture(scope="session")
