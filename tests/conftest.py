@@ -81,6 +81,10 @@ def pytest_configure(config: pytest.Config) -> None:
     patch.setenv("TMPDIR", folder)
     # Java does not heed TMPDIR.
     patch.setenv("JDK_JAVA_OPTIONS", f"{spark_classes.options()} -Djava.io.tmpdir={folder}")
+    # By default, Spark serves the rows of a `collect` on a port, to the first process that connects, even a stranger.
+    # The longest path of a socket has 103 bytes on some systems, and Spark adds 43.
+    if len(folder) <= 60:
+        patch.setenv("PYSPARK_UDS_MODE", "true")
     # Verbs that lower the priority of their process would lower it for all later tests, and for their servers.
     patch.setattr(os, "setpriority", lambda _which, _who, _priority: None)
     with suppress(MissingTool):
