@@ -133,9 +133,10 @@ class Machine(Runtime):
         return _wait(futures, timeout).done
 
     def lower_priority(self) -> None:
-        # On Linux, each thread has its own priority.
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        # On Linux, each thread has its own priority. Elsewhere only processes have one: the main thread lowers it.
+        who = 0 if threading.current_thread() is threading.main_thread() else threading.get_native_id()
+        with suppress(AttributeError, OSError):
+            os.setpriority(os.PRIO_PROCESS, who, max(_NICE, os.getpriority(os.PRIO_PROCESS, who)))
 
 
 _current: Runtime = Machine()

@@ -1,7 +1,5 @@
 """Verbs that change stored state, such as rewind, reset, promote, edit, forget, compact and gc."""
 
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Unpack
 
@@ -18,6 +16,7 @@ from ...client.declared.operations import (
     RewindOptions,
 )
 from ...client.show.shown import Result
+from ...common import runtime
 from ...common.durations import HOUR_MS
 from ...errors import Usage
 from ..options import (
@@ -194,9 +193,7 @@ def compact(
     if options["dry_run"]:
         session.show(app.compact(stages, **options))
         return
-    # Not every platform can lower the priority.
-    with suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 10)
+    runtime.lower_priority()
     if not watch:
         with session.progress() as progress:
             done = app.compact(stages, on_version=lambda version: progress(compacted_line(version)), **options)

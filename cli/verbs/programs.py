@@ -1,6 +1,5 @@
 """Verbs that create programs, and state from programs and queries: new, run, attach, adopt, init, migrate."""
 
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -210,7 +209,7 @@ def attach(
         session.client, source, app_name, stage=stage, partitions=partitions, master=master, **how
     )
     # On a shared machine, the query has a higher priority than this process.
-    os.nice(max(0, 10 - os.nice(0)))
+    runtime.lower_priority()
     with stop_signals() as stop, stop.interruptible():
         with session.progress() as progress:
             progress(starting)

@@ -17,7 +17,6 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from kubeflow_spark_api.models.spark_v1beta2_spark_application import SparkV1beta2SparkApplication
 from slackwater import settings
 from slackwater.cli.main import app
 from slackwater.pipeline.kafka.channels import consumer_group
@@ -297,6 +296,9 @@ def test_kubernetes_schemas_know_every_field_of_the_chart(tmp_path: Path, values
 
 
 def test_the_spark_operators_schema_knows_every_field_of_the_application() -> None:
+    # Takes two seconds, which the other workers of pytest need not spend.
+    from kubeflow_spark_api.models.spark_v1beta2_spark_application import SparkV1beta2SparkApplication
+
     said = yaml.safe_load((KUBERNETES / "spark-application.yaml").read_text(encoding="utf-8"))
     known = SparkV1beta2SparkApplication.from_dict(said)
     assert known is not None

@@ -92,9 +92,14 @@ def report(outcomes: Sequence[Outcome], *, all_reached: bool) -> int:
     return 1 if missing and all_reached else 0
 
 
+def _seeds(part: str) -> range:
+    first, _, end = part.partition(":")
+    return range(int(first), int(end or int(first) + 1))
+
+
 def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
-    parser.add_argument("seeds", nargs="?", default="0:200", help="a seed, or FIRST:END")
+    parser.add_argument("seeds", nargs="?", default="0:200", help="seeds and ranges FIRST:END, joined by commas")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--faults", default=None, help="only these faults, joined by commas; '' for none")
     parser.add_argument("--verbs", default=None, help="only these verbs, joined by commas; '' for none")
@@ -102,8 +107,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--planted", action="store_true", help="plant bugs, and count the seeds until each is found")
     parser.add_argument("--all-reached", action="store_true", help="fail if a rare situation was never reached")
     chosen = parser.parse_args(None if arguments is None else list(arguments))
-    first, _, end = chosen.seeds.partition(":")
-    seeds = range(int(first), int(end or int(first) + 1))
+    seeds = [seed for part in chosen.seeds.split(",") for seed in _seeds(part)]
     plans = [Plan.of(seed).only(chosen.faults, chosen.verbs, chosen.seconds) for seed in seeds]
     if chosen.planted:
         return find_planted(plans)

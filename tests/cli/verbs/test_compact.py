@@ -78,7 +78,7 @@ def test_due_merges_run_and_are_logged(app: FlightsApp, store: ObjectStore, prio
     assert (head.kind, len(head.ssts), rows_of(store, head)) == ("compaction", 2, app.state["aircraft"])
     (noted,) = list_operations(store, "flights")
     assert (noted.verb, noted.detail) == ("compact", "aircraft@v10, carriers@v10")
-    assert priorities == [10]
+    assert priorities == [max(10, os.getpriority(os.PRIO_PROCESS, 0))]
     again = compact("flights").stdout
     assert re.fullmatch(
         r"done already: nothing to merge in flights; merged aircraft by v10, .*; carriers by v10, .*\n", again
