@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.store.compaction.merge import run_compaction
-from slackwater.store.compaction.picker import pick_for_manifest
+from slackwater.store.compaction.picker import Picker, pick_for_manifest
 from slackwater.store.compaction.plan import apply_results
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -78,6 +78,7 @@ class Stage:
         self._store = store
         self._cache = cache
         self._table = head.table
+        self._picker = Picker()
 
     def put(
         self,
@@ -97,7 +98,7 @@ class Stage:
     def compact(self, *, full: bool = False) -> None:
         """Run the merges that the table's policy calls for, or merge everything."""
         head = self.head
-        picked = pick_for_manifest(head, full=full)
+        picked = pick_for_manifest(head, full=True) if full else self._picker.pick(head)
         done = [run_compaction(self._store, self._cache, head.app, head.stage, self._table, one) for one in picked]
         if done:
             self._commit("compaction", apply_results(head.ssts, done))

@@ -133,8 +133,8 @@ def pair_similar_rows(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Number
 
 def _pair_digests(ours: U64, theirs: U64) -> tuple[Numbers, Numbers]:
     """Pair equal digests: the first of one side with the first of the other, and so on. Returns positions."""
-    numbered = map(_number_repeats, (ours, theirs))
-    return np.intersect1d(*numbered, assume_unique=True, return_indices=True)[1:]
+    own, other = _number_repeats(ours), _number_repeats(theirs)
+    return np.intersect1d(own, other, assume_unique=True, return_indices=True)[1:]
 
 
 def _number_repeats(digests: U64) -> U64:
