@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +95,10 @@ class Stage:
         new = ssts(*place, rows, head.version + 1, 0, base=head.ssts, before=before)
         self._commit("batch", (*new, *head.ssts), inputs)
 
+    def read(self, inputs: dict[str, Input]) -> None:
+        """Commit a batch that writes no row; `inputs` are its offsets."""
+        self._commit("batch", self.head.ssts, inputs)
+
     def compact(self, *, full: bool = False) -> None:
         """Run the merges that the table's policy calls for, or merge everything."""
         head = self.head
@@ -103,7 +107,7 @@ class Stage:
         if done:
             self._commit("compaction", apply_results(head.ssts, done))
 
-    def _commit(self, kind: VersionKind, ssts: tuple[Sst, ...], inputs: dict[str, Input] | None = None) -> None:
+    def _commit(self, kind: VersionKind, ssts: Iterable[Sst], inputs: dict[str, Input] | None = None) -> None:
         head = self.head
         made = commit.successor(
             head, kind=kind, epoch=head.epoch, writer=head.writer, by=head.by, now_ms=head.time_ms + 1_000
