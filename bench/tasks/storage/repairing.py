@@ -70,8 +70,8 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
             assert change.after == {"n": int(day.counts[hot]) - 1, "total": int(day.totals[hot]) - amount}
             written = sum(sst.bytes for sst in added_ssts(before, after))
             what = f"repair: 1 record of {keys:,} keys, {versions:,} versions, {done.plan.versions} replayed; {how}"
-            yield Row.at_most(f"{what}: seconds", f"{took:.1f} s", "Spark runs already", took, 30)
-            yield Row.at_most(f"{what}: bytes of SSTs written", f"{written:,}", "one key", written, 100_000)
+            yield Row.at_most(f"{what}: seconds", f"{took:.1f} s", "limit: 30 s; Spark runs already", took / 30, 1)
+            yield Row.at_most(f"{what}: bytes of SSTs written", f"{written:,}", "limit: 100,000", written / 100_000, 1)
 
 
 def _name(number: int) -> str:
