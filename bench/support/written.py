@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.store.compaction.merge import run_compaction
-from slackwater.store.compaction.picker import pick_for_manifest
+from slackwater.store.compaction.picker import Picker, pick_for_manifest
 from slackwater.store.compaction.plan import apply_results
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -78,6 +78,7 @@ class Stage:
         self._store = store
         self._cache = cache
         self._table = head.table
+        self._picker = Picker()
 
     def put(
         self,
@@ -94,15 +95,19 @@ class Stage:
         new = ssts(*place, rows, head.version + 1, 0, base=head.ssts, before=before)
         self._commit("batch", (*new, *head.ssts), inputs)
 
+    def read(self, inputs: dict[str, Input]) -> None:
+        """Commit a batch that writes no row; `inputs` are its offsets."""
+        self._commit("batch", self.head.ssts, inputs)
+
     def compact(self, *, full: bool = False) -> None:
         """Run the merges that are due by the table's policy, or merge everything."""
         head = self.head
-        picked = pick_for_manifest(head, full=full)
+        picked = pick_for_manifest(head, full=True) if full else self._picker.pick(head)
         done = [run_compaction(self._store, self._cache, head.app, head.stage, self._table, one) for one in picked]
         if done:
             self._commit("compaction", apply_results(head.ssts, done))
 
-    def _commit(self, kind: VersionKind, ssts: tuple[Sst, ...], inputs: dict[str, Input] | None = None) -> None:
+    def _commit(self, kind: VersionKind, ssts: Iterable[Sst], inputs: dict[str, Input] | None = None) -> None:
         head = self.head
         made = commit.successor(
             head, kind=kind, epoch=head.epoch, writer=head.writer, by=head.by, now_ms=head.time_ms + 1_000

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import Usage
+from ...errors import NotFound, Usage
 from ...snapshot.bisect.verdict import RecordLocation
 from ..backends import Backends
 from ..declared.operations import RepairOptions
@@ -36,6 +36,13 @@ def _program_path(client: Backends, app: str, code: str | Path | None) -> str:
     return client.program_path(app, code, "to replay the batches with", "FILE, the program that ran")
 
 
+def _read_value(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise NotFound("file with a value", str(file), found=error.strerror or "") from None
+
+
 def repair_records(
     client: Backends,
     app: str,
@@ -57,11 +64,19 @@ def repair_records(
             "a repair takes records to drop or to replace, or undoes the newest repair, with --replace if it replaced",
             hint=f"slackwater repair {app} --drop 'TOPIC[PARTITION]@OFFSET' --dry-run",
         )
-    values = {record: data if isinstance(data, bytes) else Path(data).read_bytes() for record, data in replace.items()}
-    requested: dict[RecordLocation, bytes | None] = dict.fromkeys(map(RecordLocation.parse, drop))
-    if both := sorted(set(map(str, requested)) & set(values)):
-        raise Usage(f"{both[0]} is both dropped and replaced", hint="name it once")
-    requested |= {RecordLocation.parse(record): value for record, value in values.items()}
+    dropped = dict.fromkeys(map(RecordLocation.parse, drop))
+    replaced = {
+        RecordLocation.parse(record): data if isinstance(data, bytes) else _read_value(Path(data))
+        for record, data in replace.items()
+    }
+    if rows := [str(record) for record in (*dropped, *replaced) if record.row is not None]:
+        raise Usage(
+            f"{rows[0]} is a row of a repartition topic, which {app} made of records; expected a record of a topic",
+            hint=f"`slackwater why {app}/TABLE KEY` shows the records that a row was made of",
+        )
+    if both := dropped.keys() & replaced.keys():
+        raise Usage(f"{min(map(str, both))} is both dropped and replaced", hint="name it once")
+    requested: dict[RecordLocation, bytes | None] = {**dropped, **replaced}
     with open_program_file(client, app, _program_path(client, app, code), progress) as program:
         from ...operations.repair.records.commit import RepairCall
         from .result import repair_result

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import duckdb
@@ -20,9 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...errors import Usage
 from ...store.read.duckdb_view import quote_identifier
 from ...store.sst.arrow_types import make_sql_safe
-from ...store.sst.hashing import hash_values
+from ...store.sst.hashing import hash_values, one_array
+from ...store.sst.xxh64 import U64, hash_u64
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -67,6 +70,11 @@ def pair_equal_rows(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.in
     if not ours.num_rows or not theirs.num_rows or ours.equals(theirs):  # without opening DuckDB
         every = np.arange(min(ours.num_rows, theirs.num_rows))
         return every, every
+    if ours.schema.types == theirs.schema.types:
+        with suppress(Usage):  # a type that has no digest
+            own, other = _pair_digests(*(_digests_of_columns(rows.columns, rows.num_rows) for rows in (ours, theirs)))
+            order = np.argsort(own)
+            return own[order], other[order]
     names = [quote_identifier(name) for name in theirs.column_names]
     numbered = f"SELECT *, row_number() OVER (PARTITION BY {', '.join(names)} ORDER BY _place) AS _nth FROM"
     tests = " AND ".join(f"o.{name} IS NOT DISTINCT FROM t.{name}" for name in (*names, "_nth"))
@@ -115,8 +123,7 @@ def pair_similar_rows(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Number
             np.setdiff1d(np.arange(count), our_matches),
             np.setdiff1d(np.arange(theirs.num_rows), their_matches),
         )
-        own, other = (_number_repeats(values[side]) for side in (our_rest, count + their_rest))
-        _, our_index, their_index = np.intersect1d(own, other, assume_unique=True, return_indices=True)
+        our_index, their_index = _pair_digests(values[our_rest], values[count + their_rest])
         our_matches, their_matches = (
             np.concatenate([our_matches, our_rest[our_index]]),
             np.concatenate([their_matches, their_rest[their_index]]),
@@ -125,13 +132,18 @@ def pair_similar_rows(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Number
     return our_matches[order], their_matches[order]
 
 
-def _number_repeats(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
-    order = np.argsort(values, kind="stable")
-    numbered = np.empty(len(values), [("value", np.uint64), ("nth", np.int64)])
-    numbered["value"] = values
-    ascending = values[order]
-    numbered["nth"][order] = np.arange(len(values)) - np.searchsorted(ascending, ascending)
-    return numbered
+def _pair_digests(ours: U64, theirs: U64) -> tuple[Numbers, Numbers]:
+    """Pair equal digests: the first of one side with the first of the other, and so on. Returns positions."""
+    own, other = _number_repeats(ours), _number_repeats(theirs)
+    return np.intersect1d(own, other, assume_unique=True, return_indices=True)[1:]
+
+
+def _number_repeats(digests: U64) -> U64:
+    """Return digests of each digest and the number of earlier equal ones."""
+    order = np.argsort(digests, kind="stable")
+    ascending, nth = digests[order], np.empty(len(digests), np.uint64)
+    nth[order] = np.arange(len(digests)) - np.searchsorted(ascending, ascending)
+    return hash_u64(nth, digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +203,7 @@ def sort_list_elements(table: pa.Table) -> pa.Table:
     return pa.table(columns, schema=table.schema)
 
 
-def _grid_digests(rows: pa.Table, largest: float) -> Iterator[npt.NDArray[np.uint64]]:
+def _grid_digests(rows: pa.Table, largest: float) -> Iterator[U64]:
     """Yield row digests with floats rounded to a grid; if there are floats, also digests for a shifted grid.
 
     The second grid is shifted by half a step. At most one of the grids rounds two nearly equal floats to different
@@ -202,11 +214,17 @@ def _grid_digests(rows: pa.Table, largest: float) -> Iterator[npt.NDArray[np.uin
         yield _digests(rows, largest, 0.0)
 
 
-def _digests(rows: pa.Table, largest: float, offset: float) -> npt.NDArray[np.uint64]:
+def _digests(rows: pa.Table, largest: float, offset: float) -> U64:
     columns = [_round_floats(column.combine_chunks(), largest, offset) for column in rows.columns]
+    return _digests_of_columns(columns, rows.num_rows)
+
+
+def _digests_of_columns(columns: Sequence[pa.Array | pa.ChunkedArray], num_rows: int) -> U64:
     if not columns:
-        return np.zeros(rows.num_rows, np.uint64)
-    return hash_values(pa.StructArray.from_arrays(columns, names=[str(at) for at in range(len(columns))]))
+        return np.zeros(num_rows, np.uint64)
+    return hash_values(
+        pa.StructArray.from_arrays(list(map(one_array, columns)), names=[str(at) for at in range(len(columns))])
+    )
 
 
 def _round_floats(column: pa.Array, largest: float, offset: float) -> pa.Array:
@@ -239,7 +257,7 @@ def _with_list_values(lists: pa.Array, values: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends), values, mask=lists.is_null())
 
 
-def _flag_surplus(ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> Flags:
+def _flag_surplus(ours: U64, theirs: U64) -> Flags:
     order, other = np.argsort(ours, kind="stable"), np.sort(theirs)
     ascending = ours[order]
     occurrence = np.arange(len(ascending)) - np.searchsorted(ascending, ascending)

@@ -211,6 +211,8 @@ def _stored_spans(versions: VersionList, stored: KeyReader) -> Iterator[tuple[in
     while last >= 0:
         row = _stored_row(versions, stored, last, seq)
         if row is None:
+            # A caller that asks for no older change is spared the search for the first such version.
+            yield last, last, None
             first, seq = _first_without_row(versions, stored, last), None
         else:
             # If a compaction took the batch's version number, the batch was committed later than its `_seq` says.

@@ -147,9 +147,11 @@ class RepairPlanner:
         ]
         if not versions:
             hint = f"`slackwater log {self.batches.program.app.name}` shows the offsets that each version read"
+            topics = sorted({at.topic for head in heads.values() for at in head.inputs.values() if not at.upstream})
             raise NotFound(
                 f"record that a stage has read{' since the moment of --from' if other.since else ''}",
                 str(record),
+                found=f"the app's topics: {', '.join(topics)}",
                 hint="give an earlier moment, or leave --from out" if other.since else hint,
             )
         for head, version in versions:
@@ -226,7 +228,7 @@ def readings(
     `since` has versions by stage; only later versions are examined.
     """
     for stage, head in heads.items():
-        if any(source.topic == record.topic for source in head.inputs.values()):
+        if any(source.topic == record.topic and not source.upstream for source in head.inputs.values()):
             place = record.topic, record.partition, record.offset
             versions = versions_that_read(store, head, *place, after=since.get(stage, 0))
             yield from ((stage, version) for version in versions)

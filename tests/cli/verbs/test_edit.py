@@ -47,6 +47,26 @@ def test_an_edit_is_previewed_by_key_applied_once_and_logged(app: FlightsApp) ->
     assert done("query", "flights", "SELECT delay FROM carriers WHERE carrier = 'C0'").split()[-1] == "-1"
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--drop", "flights[0]@01", "--replace", "flights[00]@1=value"], "flights[0]@1 is both dropped and replaced"),
+        (["--drop", "flights[0]@1+0"], "flights[0]@1+0 is a row of a repartition topic"),
+        (["--drop", "flights"], "'flights' is not the location of a record"),
+        (["--replace", "flights[0]@1=nowhere"], "no file with a value named 'nowhere'; No such file"),
+        (["--undo", "--drop", "flights[0]@1"], "a repair takes records to drop or to replace, or undoes the newest"),
+    ],
+)
+def test_records_of_a_repair_are_named_once_and_have_values(
+    app: FlightsApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("value", "shop.py"):
+        Path(name).write_bytes(b"")
+    result = slackwater("repair", app.name, *words, "--code", "shop.py")
+    assert f"error: {expected}" in result.output
+
+
 def test_bisect_names_the_edit_and_no_record(app: FlightsApp) -> None:
     done("edit", "flights/carriers", "--sql", NEGATIVE)
     said = slackwater("bisect", "flights", "--where", "FROM carriers WHERE delay < 0").stdout

@@ -152,6 +152,17 @@ def test_a_history_does_not_list_versions(cold: SstCache) -> None:
     assert store.counts["get"] + store.counts["get_range"] <= 3 * 5 + 15
 
 
+def test_the_change_that_added_a_row_takes_no_search_of_older_versions(cold: SstCache) -> None:
+    stage = Stage()
+    before = repeat_version(stage.store, stage.put(rows(1)), 2_000)
+    ssts = write_version(stage.store, None, TABLE, rows(2), 2_001, base=before.ssts)
+    commit.commit(stage.store, replace(before, version=2_001, time_ms=before.time_ms + 1, ssts=(*ssts, *before.ssts)))
+    store = CountingStore(stage.store)
+    found = key_history(store, cold, "app", "stage", [2], limit=1, now_ms=0)
+    assert [(each.version, each.kind) for each in found.changes] == [(2_001, "added")]
+    assert store.counts["get"] + store.counts["get_range"] <= 20
+
+
 def test_a_deletion_that_a_merge_dropped_is_in_the_history(cache: SstCache) -> None:
     """The next batch looks up the key in the SSTs after the merge, so its row does not name the deletion."""
     stage = Stage()

@@ -105,3 +105,14 @@ def test_a_record_that_was_read_only_earlier_is_refused(tmp_path: Path) -> None:
         with pytest.raises(NotFound, match="since the moment of --from") as told:
             app.repair({("in", 0, 0): None}, since=versions)
         assert "earlier moment" in told.value.hint
+
+
+def test_what_the_app_itself_sent_is_no_record_to_take_out(tmp_path: Path) -> None:
+    with simulated(Random(1), tmp_path, shape(KEY), ROWS) as app:
+        (channel,) = [topic for topic in app.kafka._topics if topic.endswith("-repartition")]
+        for topic in (channel, OUT):
+            for partition in range(2):
+                with pytest.raises(NotFound, match=r"the app's topics: in\b"):
+                    app.repair({(topic, partition, 0): None})
+        assert app.tables() == app.expected({})
+        assert REPAIRS.all(app.store, app.name) == ()
