@@ -143,7 +143,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         """Create a Kafka client, which connects at its first request. Raises `Usage` without brokers."""
         from .pipeline.kafka.open import open_kafka
 
-        return open_kafka(self.kafka())
+        return open_kafka(self.kafka(), self.open_store)
 
     def open_channels(self) -> "KafkaChannels | None":
         """Open the repartition topics; None if no brokers are configured."""

@@ -31,12 +31,13 @@ from ...store.objects.counting import CountingStore, SharedCounts
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import KeyShare
+from ...store.versions.keys import is_source
 from ..kafka.archived import ArchivedKafka
 from ..kafka.columns import MessageColumns
 from ..kafka.login import uses_aws
 from ..kafka.messages import decode_rows, read_rows
 from ..kafka.open import open_kafka
-from ..kafka.protocol import Chunk, Kafka, Run, kafka_patience
+from ..kafka.protocol import Chunk, Kafka, Patience, Run, kafka_patience
 from .groups import Group, group_ranges
 from .options import PrivateOptions, SourceOptions
 from .planner import ChannelPlanner, Pace, TopicPlanner
@@ -134,7 +135,7 @@ class _SourceReader(DataSourceStreamReader):
     def _kafka(self) -> Kafka:
         if uses_aws(self._private.kafka):
             self._complete_environment()
-        return open_kafka(self._private.kafka)
+        return open_kafka(self._private.kafka, self._store, finds_new=True)
 
     def _complete_environment(self) -> None:
         # Spark may have started this process before the driver's environment was complete.
@@ -208,7 +209,9 @@ class TopicSourceReader(_SourceReader):
             topic_id=options.topic_id,
             pace=self._pace(),
             max_records=options.max_records,
-            patience=kafka_patience(self._kafka, options.patience_s),
+            patience=Patience(options.topic, options.patience_s)
+            if is_source(options.topic)
+            else kafka_patience(self._kafka, options.patience_s),
             requests=self._files.requested_snapshots
             if self._files is not None and options.starts_snapshot_batches
             else tuple,
