@@ -13,8 +13,14 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import codec, keys, limits
 
 Format = Literal["json", "csv", "parquet"]
-_IDENTITY = ("kind", "address", "content", "header", "read_change_feed", "starting_version")
-"""Fields that decide which rows the source has, and in which order."""
+_IDENTITY = {
+    "address": "path",
+    "content": "format",
+    "header": "header",
+    "read_change_feed": "read_change_feed",
+    "starting_version": "starting_version",
+}
+"""Fields that decide which rows the source has, and in which order, with the names of their arguments."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -73,7 +79,7 @@ def declare_source(store: ObjectStore, source: Source) -> Source:
             return declare_source(store, source)
     different = [name for name in _IDENTITY if getattr(stored, name) != getattr(source, name)]
     if different:
-        before, now = (", ".join(f"{name}={getattr(at, name)!r}" for name in different) for at in (stored, source))
+        before, now = (", ".join(f"{_IDENTITY[name]}={getattr(at, name)!r}" for name in different) for at in (stored, source))
         raise Refused(
             f"source {source.topic!r} has {now} in the program, but was read with {before} before",
             hint="give the source another name (name=...): then it is a new input, read from its beginning",

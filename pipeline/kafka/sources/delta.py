@@ -157,10 +157,11 @@ class DeltaFinder:
                 self._apply(action)
                 self._check_table()
         commit: _Action = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-        added, removed, changed = (
+        added, removed = (
             [action[kind] for action in actions if kind in action and action[kind].get("dataChange", True)]
-            for kind in ("add", "remove", "cdc")
+            for kind in ("add", "remove")
         )
+        changed = [action["cdc"] for action in actions if "cdc" in action]
         time_ms = int(
             commit.get("inCommitTimestamp")
             or commit.get("timestamp")
@@ -173,8 +174,8 @@ class DeltaFinder:
                 self._refuse_change(version, str(commit.get("operation", "")), only_deletes=not added)
             changes = [(file, "insert") for file in added]
         elif changed:
-            # Cells of the change feed are in columns of these files, with the kind of change.
-            changes = [({**file, "dataChange": False}, "") for file in changed]
+            # These files have a column with the kind of change.
+            changes = [(file, "") for file in changed]
         else:
             changes = [(file, "delete") for file in removed] + [(file, "insert") for file in added]
         for file, change in changes:
