@@ -52,7 +52,9 @@ def read_files(
     if header and format != "csv":
         raise Usage(f"read_files(): header is for CSV; the format is {format!r}")
     address = parse_address("read_files(): path", "delta", path)
-    source = _source("files", address, name, max_files_per_trigger, content=format, header=header, glob=path_glob_filter)
+    source = _source(
+        "files", address, name, max_files_per_trigger, content=format, header=header, glob=path_glob_filter
+    )
     return _topic(source, starting_offsets, starting_timestamp, include_headers=include_headers)
 
 

@@ -79,7 +79,9 @@ def declare_source(store: ObjectStore, source: Source) -> Source:
             return declare_source(store, source)
     different = [name for name in _IDENTITY if getattr(stored, name) != getattr(source, name)]
     if different:
-        before, now = (", ".join(f"{_IDENTITY[name]}={getattr(at, name)!r}" for name in different) for at in (stored, source))
+        before, now = (
+            ", ".join(f"{_IDENTITY[name]}={getattr(at, name)!r}" for name in different) for at in (stored, source)
+        )
         raise Refused(
             f"source {source.topic!r} has {now} in the program, but was read with {before} before",
             hint="give the source another name (name=...): then it is a new input, read from its beginning",

@@ -146,7 +146,9 @@ class _SourceReader(DataSourceStreamReader):
         if self._needed_columns is not None and not options.spool:
             columns = [*self._needed_columns.union(("offset",), self._share.columns if self._share is not None else ())]
         archives = Archives(self._store, options.app if options.store else "")
-        return ArchivedKafka(self._open_kafka(), archives, archive_first=options.end_offsets is not None, columns=columns)
+        return ArchivedKafka(
+            self._open_kafka(), archives, archive_first=options.end_offsets is not None, columns=columns
+        )
 
     def _store(self) -> ObjectStore:
         self._complete_environment()

@@ -156,6 +156,8 @@ class RecordLocation:
     partition: int
     offset: int
     row: int | None = None
+    place: str = field(default="", compare=False)
+    """File and line, or row, of a record of a source beside Kafka; empty if unknown."""
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]@{self.offset}{'' if self.row is None else f'+{self.row}'}"
