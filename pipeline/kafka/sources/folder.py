@@ -31,11 +31,14 @@ class FolderFinder:
         self._list_whole_at_s = 0.0
 
     def find(self, known: list[Part], time_limit_s: float | None) -> Iterator[Part]:
-        """Yield the files that `known` does not have, until `time_limit_s` has passed; None for no limit."""
+        """Yield the files that `known` does not have, until `time_limit_s` has passed.
+
+        None is for no limit, and for a listing of the whole folder.
+        """
         self._seen.update(part.path for part in known[self._num_known :])
         self._num_known = len(known)
         self._waiting = [info for info in self._waiting if info.key not in self._seen]
-        self._list_new()
+        self._list_new(is_whole=time_limit_s is None or runtime.monotonic() >= self._list_whole_at_s)
         begun_s = runtime.monotonic()
         while self._waiting:
             info = self._waiting.pop()
@@ -47,9 +50,8 @@ class FolderFinder:
             if time_limit_s is not None and runtime.monotonic() - begun_s > time_limit_s:
                 return
 
-    def _list_new(self) -> None:
+    def _list_new(self, *, is_whole: bool) -> None:
         begun_s = runtime.monotonic()
-        is_whole = begun_s >= self._list_whole_at_s
         waiting = {info.key for info in self._waiting}
         listed = self._store.list("", "" if is_whole else self._last_name)
         new = [info for info in self._selected(listed) if info.key not in self._seen and info.key not in waiting]

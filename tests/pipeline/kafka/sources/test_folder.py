@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
@@ -208,9 +209,8 @@ def test_a_source_that_no_program_declared_does_not_exist(tmp_path: Path) -> Non
 def test_a_search_for_new_files_costs_what_is_new(tmp_path: Path) -> None:
     """A thousand names are listed once; then a listing begins after the last name."""
     store = CountingStore(open_store(str(tmp_path / "store")))
-    folder = store.at(str(tmp_path / "in"))
+    (tmp_path / "in").mkdir()
     for n in range(2_500):
-        (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / f"{n:05}.jsonl").write_text("1\n")
     source = sw.read_files(str(tmp_path / "in")).source
     assert source is not None
@@ -219,10 +219,14 @@ def test_a_search_for_new_files_costs_what_is_new(tmp_path: Path) -> None:
     assert len(known) == 2_500
     store.reset()
     (tmp_path / "in" / "03000.jsonl").write_text("2\n")
-    new = list(finder.find(known, None))
+    new = list(finder.find(known, 1))
     assert [part.path for part in new] == ["03000.jsonl"]
     assert store.counts == {"list": 1, "get_range": 2}
-    assert folder.url == str(tmp_path / "in")
+    (tmp_path / "in" / "00000-before.jsonl").write_text("3\n")
+    deadline = time.monotonic() + 60
+    while not (before := list(finder.find([*known, *new], 1))):
+        assert time.monotonic() < deadline
+    assert [part.path for part in before] == ["00000-before.jsonl"]
 
 
 def test_a_batch_has_at_most_its_number_of_files(folder: Path, opened: Open) -> None:
