@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from ....common.instants import format_iso
 from ....errors import Gone, NotFound, ObjectNotFound, Refused
-from .parts import Part
+from .file_list import SourceFile
 from .rows import FileReader
 
 _LOG = "_delta_log/"
@@ -53,7 +53,7 @@ class DeltaFinder:
         self._version: int | None = None
         """Newest version that was read; None before the table was."""
 
-    def find(self, known: list[Part], _time_limit_s: float | None) -> Iterator[Part]:
+    def find(self, known: list[SourceFile], _time_limit_s: float | None) -> Iterator[SourceFile]:
         """Yield the files of versions after the newest in `known`.
 
         Raises `Gone` if the table's log no longer has a version, and `Refused` for changes that are no new rows.
@@ -64,7 +64,7 @@ class DeltaFinder:
             first = known[-1].version + 1 if known else self._source.starting_version
             if first is None:
                 self._version = newest
-                yield from self._rows_of_table(newest)
+                yield from tuple(self._rows_of_table(newest))
                 return
             if first <= newest and not self._has_commit(first):
                 raise Gone(
@@ -77,13 +77,13 @@ class DeltaFinder:
         while (data := self._commit(self._version + 1)) is not None:
             actions = [json.loads(line) for line in data.splitlines() if line.strip()]
             self._version += 1
-            parts = [*self._rows_of_version(self._version, actions)]
-            yield from parts
-            if sum(part.rows for part in parts):
+            new = tuple(self._rows_of_version(self._version, actions))
+            yield from new
+            if sum(file.rows for file in new):
                 begun = self._version
         if self._version > begun:
             # Marks versions without rows, so that the log may forget them.
-            yield Part("", 0, 0, 0, self._version)
+            yield SourceFile("", 0, 0, 0, self._version)
 
     def _has_commit(self, version: int) -> bool:
         return self._commit(version) is not None
@@ -143,15 +143,15 @@ class DeltaFinder:
                 hint="ALTER TABLE … SET TBLPROPERTIES (delta.enableChangeDataFeed = true), or read_change_feed=False",
             )
 
-    def _rows_of_table(self, version: int) -> Iterator[Part]:
+    def _rows_of_table(self, version: int) -> Iterator[SourceFile]:
         files = sorted(self._table.files.values(), key=lambda file: (file["modificationTime"], file["path"]))
         for file in files:
             yield self._part(version, int(file["modificationTime"]), file, "insert")
         self._table.files = {}
         if not files:
-            yield Part("", 0, 0, 0, version)
+            yield SourceFile("", 0, 0, 0, version)
 
-    def _rows_of_version(self, version: int, actions: Sequence[_Action]) -> Iterator[Part]:
+    def _rows_of_version(self, version: int, actions: Sequence[_Action]) -> Iterator[SourceFile]:
         for action in actions:
             if "metaData" in action or "protocol" in action:
                 self._apply(action)
@@ -189,8 +189,8 @@ class DeltaFinder:
             hint=f"read its changes (read_change_feed=True, under another name), or pass over such versions: {options}",
         )
 
-    def _part(self, version: int, time_ms: int, file: _Action, change: str) -> Part:
-        if file.get("deletionVector"):
+    def _part(self, version: int, time_ms: int, file: _Action, change: str) -> SourceFile:
+        if (file.get("deletionVector") or {}).get("storageType"):
             raise Refused(
                 f"{self._source.label}: version {version} has a file with a deletion vector, which is not supported",
                 hint="REORG TABLE … APPLY (PURGE), and set delta.enableDeletionVectors = false",
@@ -215,7 +215,7 @@ class DeltaFinder:
         if self._source.read_change_feed:
             constants |= {"_change_type": change} if change else {}
             constants |= {"_commit_version": version, "_commit_timestamp": format_iso(time_ms, "milliseconds")}
-        return Part(path, int(rows), size, max(0, time_ms), version, constants)
+        return SourceFile(path, int(rows), size, max(0, time_ms), version, constants)
 
 
 def _partition_value(text: str | None, kind: str) -> Any:

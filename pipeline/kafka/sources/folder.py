@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from ....common import runtime
 from ....errors import ObjectNotFound
 from ....store.objects.protocol import ObjectInfo
-from .parts import Part
+from .file_list import SourceFile
 from .rows import FileReader
 
 _WHOLE_SHARE = 20
@@ -30,12 +30,12 @@ class FolderFinder:
         self._last_name = ""
         self._list_whole_at_s = 0.0
 
-    def find(self, known: list[Part], time_limit_s: float | None) -> Iterator[Part]:
+    def find(self, known: list[SourceFile], time_limit_s: float | None) -> Iterator[SourceFile]:
         """Yield the files that `known` does not have, until `time_limit_s` has passed.
 
         None is for no limit, and for a listing of the whole folder.
         """
-        self._seen.update(part.path for part in known[self._num_known :])
+        self._seen.update(file.path for file in known[self._num_known :])
         self._num_known = len(known)
         self._waiting = [info for info in self._waiting if info.key not in self._seen]
         self._list_new(is_whole=time_limit_s is None or runtime.monotonic() >= self._list_whole_at_s)
@@ -46,7 +46,7 @@ class FolderFinder:
                 rows, marks = self._reader.count_rows(info.key, info.size_bytes)
             except ObjectNotFound:
                 continue  # removed since the listing
-            yield Part(info.key, rows, info.size_bytes, info.modified_ms, marks=marks)
+            yield SourceFile(info.key, rows, info.size_bytes, info.modified_ms, marks=marks)
             if time_limit_s is not None and runtime.monotonic() - begun_s > time_limit_s:
                 return
 

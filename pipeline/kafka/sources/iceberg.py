@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from ....errors import Gone, NotFound, Refused, SlackwaterError, Unavailable
-from .parts import Part
+from .file_list import SourceFile
 from .rows import FileReader
 
 
@@ -22,7 +22,7 @@ class IcebergFinder:
         self._source = reader.source
         self._catalog: Catalog | None = None
 
-    def find(self, known: list[Part], _time_limit_s: float | None) -> Iterator[Part]:
+    def find(self, known: list[SourceFile], _time_limit_s: float | None) -> Iterator[SourceFile]:
         """Yield the files of snapshots after the newest in `known`.
 
         Raises `Gone` if that snapshot has expired, and `Refused` for snapshots that remove or change rows.
@@ -34,10 +34,10 @@ class IcebergFinder:
                 return
             if known:
                 for snapshot in self._since(table, current, known[-1].version):
-                    yield from self._added(table, snapshot)
+                    yield from tuple(self._added(table, snapshot))
             else:
-                yield from self._rows_of_table(table, current)
-            yield Part("", 0, 0, 0, current.snapshot_id)
+                yield from tuple(self._rows_of_table(table, current))
+            yield SourceFile("", 0, 0, 0, current.snapshot_id)
         except SlackwaterError:
             raise
         except NoSuchTableError:
@@ -66,7 +66,7 @@ class IcebergFinder:
             )
         return chain[::-1]
 
-    def _added(self, table: Table, snapshot: Snapshot) -> Iterator[Part]:
+    def _added(self, table: Table, snapshot: Snapshot) -> Iterator[SourceFile]:
         summary = snapshot.summary
         operation = summary.operation if summary is not None else Operation.APPEND
         is_compaction = summary is not None and "slackwater.compaction" in summary.additional_properties
@@ -87,7 +87,7 @@ class IcebergFinder:
                     if entry.status is ManifestEntryStatus.ADDED:
                         yield self._part(entry.data_file, snapshot)
 
-    def _rows_of_table(self, table: Table, snapshot: Snapshot) -> Iterator[Part]:
+    def _rows_of_table(self, table: Table, snapshot: Snapshot) -> Iterator[SourceFile]:
         for task in sorted(table.scan().plan_files(), key=lambda task: task.file.file_path):
             if task.delete_files:
                 raise Refused(
@@ -96,9 +96,9 @@ class IcebergFinder:
                 )
             yield self._part(task.file, snapshot)
 
-    def _part(self, file: DataFile, snapshot: Snapshot) -> Part:
+    def _part(self, file: DataFile, snapshot: Snapshot) -> SourceFile:
         if file.file_format is not FileFormat.PARQUET:
             raise Refused(f"{self._source.label}: {file.file_path} is {file.file_format}; expected Parquet")
-        return Part(
+        return SourceFile(
             file.file_path, file.record_count, file.file_size_in_bytes, snapshot.timestamp_ms, snapshot.snapshot_id
         )

@@ -22,7 +22,7 @@ from ....store.sst.arrow_types import map_nested
 from ..columns import ArchivedMessages
 from ..declared_source import Source
 from ..json_rows import encode_objects
-from .parts import Part
+from .file_list import SourceFile
 from .text import Marks, index_lines, read_lines
 
 _CHUNK_ROWS = 10_000
@@ -42,38 +42,38 @@ class FileReader:
         Raises `ObjectNotFound` if it does not exist.
         """
         if self.source.content == "parquet":
-            with self._open_parquet(path, size) as file:
-                return int(file.metadata.num_rows), ()
+            with self._open_parquet(path, size) as parquet:
+                return int(parquet.metadata.num_rows), ()
         chunks = self._read_chunks(path, 0)
         lines, marks = index_lines(chunks, quoted=self.source.content == "csv")
         return lines, marks
 
-    def records(self, first_offset: int, part: Part, first: int, last: int) -> Iterator[ArchivedMessages]:
+    def records(self, first_offset: int, file: SourceFile, first: int, last: int) -> Iterator[ArchivedMessages]:
         """Yield the records of a file at offsets `first` to `last` - 1; the file begins at `first_offset`.
 
         Raises `Gone` if the file does not exist any more, or has changed.
         """
         try:
-            self._check_unchanged(part)
-            for rows, values in self._read(part, max(0, first - first_offset), min(part.rows, last - first_offset)):
-                yield self._messages(first_offset, part, rows, values)
+            self._check_unchanged(file)
+            for rows, values in self._read(file, max(0, first - first_offset), min(file.rows, last - first_offset)):
+                yield self._messages(first_offset, file, rows, values)
         except ObjectNotFound:
-            raise self._gone_error(part) from None
+            raise self._gone_error(file) from None
 
-    def place(self, part: Part, row: int) -> str:
+    def place(self, file: SourceFile, row: int) -> str:
         """Return the place of a row for messages: `file:///in/a.jsonl line 17`. Rows and lines count from 1."""
         kind = "row" if self.source.content == "parquet" else "line"
         if self.source.kind == "files":
-            return f"{self._url(part.path)} {kind} {row + 1}"
-        return f"{self._version(part)}, row {row + 1} of {part.path}"
+            return f"{self._url(file.path)} {kind} {row + 1}"
+        return f"{self._version(file)}, row {row + 1} of {file.path}"
 
-    def _read(self, part: Part, first: int, last: int) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array]]:
+    def _read(self, file: SourceFile, first: int, last: int) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array]]:
         source = self.source
         if source.content == "parquet":
-            yield from self._read_parquet(part, first, last)
+            yield from self._read_parquet(file, first, last)
             return
         lines = read_lines(
-            lambda start: self._read_chunks(part.path, start), part.marks, first, last, quoted=source.content == "csv"
+            lambda start: self._read_chunks(file.path, start), file.marks, first, last, quoted=source.content == "csv"
         )
         for numbers, texts in lines:
             skipped = int(source.header and numbers[0] == 0)
@@ -81,37 +81,41 @@ class FileReader:
                 chunk = slice(at, at + _CHUNK_ROWS)
                 yield numbers[chunk], pa.array(texts[chunk], pa.binary())
 
-    def _read_parquet(self, part: Part, first: int, last: int) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array]]:
-        with self._open_parquet(part.path, part.bytes) as file:
+    def _read_parquet(
+        self, file: SourceFile, first: int, last: int
+    ) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array]]:
+        with self._open_parquet(file.path, file.bytes) as parquet:
             at = 0
-            for number in range(file.num_row_groups):
-                group_end = at + file.metadata.row_group(number).num_rows
+            for number in range(parquet.num_row_groups):
+                group_end = at + parquet.metadata.row_group(number).num_rows
                 if at >= last or group_end <= first:
                     at = group_end
                     continue
-                for batch in file.iter_batches(_CHUNK_ROWS, row_groups=[number]):
+                for batch in parquet.iter_batches(_CHUNK_ROWS, row_groups=[number]):
                     skip, stop = max(0, first - at), min(batch.num_rows, last - at)
                     if skip < stop:
                         rows = pa.Table.from_batches([batch]).slice(skip, stop - skip)
-                        yield np.arange(at + skip, at + stop), encode_rows(rows, part.constants)
+                        yield np.arange(at + skip, at + stop), encode_rows(rows, file.constants)
                     at += batch.num_rows
                     if at >= last:
                         return
 
-    def _messages(self, first: int, part: Part, rows: npt.NDArray[np.int64], values: pa.Array) -> ArchivedMessages:
+    def _messages(
+        self, first: int, file: SourceFile, rows: npt.NDArray[np.int64], values: pa.Array
+    ) -> ArchivedMessages:
         count = len(rows)
         kind = "row" if self.source.content == "parquet" else "line"
         headers: dict[str, pa.Array] = {
-            "file": _repeat(self._url(part.path).encode(), pa.binary(), count),
+            "file": _repeat(self._url(file.path).encode(), pa.binary(), count),
             kind: pa.array(rows + 1).cast(pa.string()).cast(pa.binary()),
         }
-        if part.version:
-            headers["version"] = _repeat(str(part.version).encode(), pa.binary(), count)
+        if file.version:
+            headers["version"] = _repeat(str(file.version).encode(), pa.binary(), count)
         columns = {
             "topic": _repeat(self.source.topic, pa.string(), count),
             "partition": _repeat(0, pa.int32(), count),
             "offset": pa.array(first + rows, pa.int64()),
-            "timestamp": _repeat(part.time_ms, pa.int64(), count).cast(TIME),
+            "timestamp": _repeat(file.time_ms, pa.int64(), count).cast(TIME),
             "timestampType": _repeat(0, pa.int32(), count),
             "key": pa.nulls(count, pa.binary()),
             "value": values.cast(pa.binary()),
@@ -148,22 +152,22 @@ class FileReader:
         except (OSError, EOFError) as error:
             raise Refused(f"{self.source.label}: {self._url(path)} is no gzip file: {error}") from None
 
-    def _check_unchanged(self, part: Part) -> None:
+    def _check_unchanged(self, file: SourceFile) -> None:
         """Raise `Gone` if a file of a folder was written again. Files of tables never are."""
         if self.source.kind != "files":
             return
-        store, key = self._locate(part.path)
+        store, key = self._locate(file.path)
         now = next((info for info in store.list(key) if info.key == key), None)
         if now is None:
             raise ObjectNotFound(key, store.url)
-        if (now.size_bytes, now.modified_ms) != (part.bytes, part.time_ms):
+        if (now.size_bytes, now.modified_ms) != (file.bytes, file.time_ms):
             raise Gone(
-                f"{self._url(part.path)} has changed since it was read: it had {part.bytes:,} bytes and now has "
+                f"{self._url(file.path)} has changed since it was read: it had {file.bytes:,} bytes and now has "
                 f"{now.size_bytes:,}, or has another time",
                 hint="restore the file as it was, with its time; write new rows to a new file",
             )
 
-    def _gone_error(self, part: Part) -> Gone:
+    def _gone_error(self, file: SourceFile) -> Gone:
         if self.source.kind == "files":
             hint = "restore the file, with its time; or choose a moment whose files still exist"
         else:
@@ -171,11 +175,11 @@ class FileReader:
                 "choose a later moment, or one whose rows an input archive keeps (docs/archive.md); let "
                 f"{'VACUUM' if self.source.kind == 'delta' else 'expire_snapshots'} keep files for longer"
             )
-        label = "" if self.source.kind == "files" else f"{self._version(part)}: "
-        return Gone(f"{label}{self._url(part.path)} does not exist any more", hint=hint)
+        label = "" if self.source.kind == "files" else f"{self._version(file)}: "
+        return Gone(f"{label}{self._url(file.path)} does not exist any more", hint=hint)
 
-    def _version(self, part: Part) -> str:
-        return f"{self.source.label} {'version' if self.source.kind == 'delta' else 'snapshot'} {part.version}"
+    def _version(self, file: SourceFile) -> str:
+        return f"{self.source.label} {'version' if self.source.kind == 'delta' else 'snapshot'} {file.version}"
 
     def _url(self, path: str) -> str:
         url = path if _is_absolute(path) else f"{self.source.address}/{path}"

@@ -14,7 +14,7 @@ from ....store.objects.protocol import ObjectStore
 from ....store.versions.keys import is_source
 from ..declared_source import Source, declare_source, find_source
 from ..protocol import Chunk, ForwardingKafka, Kafka, Offsets, topic_recreated_error
-from .parts import Part, PartList
+from .file_list import FileList, SourceFile
 
 if TYPE_CHECKING:
     from .rows import FileReader
@@ -28,16 +28,19 @@ _FILES_AT_ONCE = 1_000
 class Finder(Protocol):
     """Finds new files of a source."""
 
-    def find(self, known: list[Part], time_limit_s: float | None, /) -> Iterator[Part]:
-        """Yield the files that `known` does not have, in the order of their offsets."""
+    def find(self, known: list[SourceFile], time_limit_s: float | None, /) -> Iterator[SourceFile]:
+        """Yield the files that `known` does not have, in the order of their offsets.
+
+        An error comes between two versions of a table, never among the files of one.
+        """
 
 
 @lru_cache(maxsize=256)
-def _list_of(_root: str, topic: str, _id: str) -> PartList:
-    return PartList(topic)
+def _list_of(_root: str, topic: str, _id: str) -> FileList:
+    return FileList(topic)
 
 
-class SourceTopic:
+class ListedSource:
     """One source: the list of its files, and the search for new ones."""
 
     def __init__(self, store: ObjectStore, source: Source) -> None:
@@ -65,16 +68,24 @@ class SourceTopic:
         if self._finder is None:
             self.refresh(at_once=True)
             self._finder = _finder_of(self.reader)
-        new: list[Part] = []
-        for part in self._finder.find(self.files.parts, time_limit_s):
-            new.append(part)
-            if len(new) == _FILES_AT_ONCE and not self._add(new):
-                return
+        new: list[SourceFile] = []
+        try:
+            for file in self._finder.find(self.files.files, time_limit_s):
+                # A reader continues after the last version of the list, so all files of a version are added at once.
+                is_whole = self.source.kind == "files" or (new and new[-1].version != file.version)
+                if len(new) >= _FILES_AT_ONCE and is_whole and not self._add(new):
+                    return
+                new.append(file)
+        except BaseException:
+            self._finder = None
+            if new:
+                self._add(new)
+            raise
         if new:
             self._add(new)
         self._find_at_s = now_s + (_REMOTE_POLL_S if "://" in self.source.address else _POLL_S)
 
-    def _add(self, new: list[Part]) -> bool:
+    def _add(self, new: list[SourceFile]) -> bool:
         if self.files.append(self._store, tuple(new)):
             new.clear()
             return True
@@ -118,13 +129,13 @@ class SourcedKafka(ForwardingKafka):
     open_store: Callable[[], ObjectStore] = field(repr=False)
     finds_new: bool = False
     """True for the process that looks for new files; others see the files that it has found."""
-    _topics: dict[str, SourceTopic] = field(default_factory=dict, init=False, repr=False)
+    _topics: dict[str, ListedSource] = field(default_factory=dict, init=False, repr=False)
 
     def declare(self, source: Source) -> None:
         store = self.open_store()
         declared, topic = declare_source(store, source), self._topics.get(source.topic)
         if topic is None or topic.source != declared:
-            topic = self._topics[source.topic] = SourceTopic(store, declared)
+            topic = self._topics[source.topic] = ListedSource(store, declared)
         end = -1
         while end < topic.files.end:
             end = topic.files.end
@@ -201,11 +212,11 @@ class SourcedKafka(ForwardingKafka):
         count = source.source.max_files
         return source.files.end_of_files(offset, count) if count else None
 
-    def _source(self, topic: str) -> SourceTopic:
+    def _source(self, topic: str) -> ListedSource:
         if topic not in self._topics:
             store = self.open_store()
             declared = find_source(store, topic)
             if declared is None:
                 raise NotFound("source", topic, hint="`slackwater run` of an app that reads it creates it")
-            self._topics[topic] = SourceTopic(store, declared)
+            self._topics[topic] = ListedSource(store, declared)
         return self._topics[topic]

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import Catalog, load_catalog
-from slackwater.errors import Gone, NotFound, Refused
+from slackwater.errors import Gone, NotFound, Refused, Unavailable
 from slackwater.pipeline.api.topic import Topic
+from slackwater.store.objects.memory import MemoryStore
 
 from tests.pipeline.kafka.sources.reading import OpenSource
+from tests.store.objects.faulty_store import FaultyStore
 
 Open = Callable[[Topic], OpenSource]
 FEED = {"delta.enableChangeDataFeed": "true"}
@@ -218,3 +221,48 @@ def test_a_snapshot_that_expired_and_a_file_that_is_gone_are_named(lake: Catalog
     shutil.rmtree(tmp_path / "lake/n/t/data")
     with pytest.raises(Gone, match=rf"Iceberg table lake.n.t snapshot {first}: file://.*parquet does not exist any"):
         source.messages(0, 1)
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_no_row_is_lost_or_read_twice_if_requests_fail_and_processes_end(
+    kind: str, lake: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are added to the list one by one if they may be: those of a version still come together."""
+    monkeypatch.setattr("slackwater.pipeline.kafka.sources.topics._FILES_AT_ONCE", 1)
+    inner, table = MemoryStore(), tmp_path / "t"
+    days = pa.concat_tables([rows(n, day=f"d{n}") for n in range(3)])
+    if kind == "delta":
+        write_deltalake(table, days, partition_by=["day"])
+        topic = sw.read_delta(str(table))
+    else:
+        iceberg = lake.create_table("n.t", days.schema)
+        with iceberg.update_spec() as spec:
+            spec.add_identity("day")
+        iceberg.append(days)
+        topic = sw.read_iceberg("lake.n.t")
+    for round_number in range(6):
+        store = FaultyStore(inner, round_number, refused=0.3, lost=0.2)
+        with suppress(Unavailable):
+            assert OpenSource(topic, store).end
+        if kind == "delta":
+            write_deltalake(table, days, mode="append", partition_by=["day"])
+        else:
+            iceberg.append(days)
+    source = OpenSource(topic, inner)
+    expected = DeltaTable(table).to_pyarrow_table() if kind == "delta" else iceberg.scan().to_arrow()
+    assert as_bag(source.rows()) == as_bag(expected.to_pylist())
+
+
+def test_versions_before_a_change_are_read_before_it_ends_the_run(tmp_path: Path, opened: Open) -> None:
+    table = tmp_path / "t"
+    write_deltalake(table, rows(1))
+    source = opened(sw.read_delta(str(table)))
+    write_deltalake(table, rows(2), mode="append")
+    DeltaTable(table).update({"n": "7"})
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"version 2 \(UPDATE\)"):
+            assert source.end
+    assert source.kafka.topic_state(source.topic).ends == (2,)
+    passing = opened(sw.read_delta(str(table), skip_change_commits=True))
+    write_deltalake(table, rows(3), mode="append")
+    assert passing.values(2) == {2: b'{"n":3,"day":"x"}'}

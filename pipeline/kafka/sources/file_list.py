@@ -19,11 +19,11 @@ from ....store.objects.protocol import ObjectStore
 from ....store.versions import codec, keys, limits
 
 _LEVELS = (4096, 256, 16, 1)
-MAX_PARTS = 20_000
+MAX_FILES = 20_000
 """Maximum number of files in an object that repeats others."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class SourceFile(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """A file of a source. Also marks progress without rows, with an empty path."""
 
     path: limits.Text
@@ -45,19 +45,19 @@ class _Segment(msgspec.Struct, frozen=True):
     """Object of the list: the files that objects `since` + 1 up to this one added."""
 
     since: limits.Count
-    parts: tuple[Part, ...]
+    files: tuple[SourceFile, ...]
 
 
-class PartList:
+class FileList:
     """List of a source's files, as far as it was read. Thread-safe."""
 
     def __init__(self, topic: str) -> None:
-        self._folder = f"{keys.source(topic)}parts/"
+        self._folder = f"{keys.source(topic)}files/"
         self._lock = runtime.rlock()
         self._number = 0
         self._counts = {0: 0}
         """Number of files by number of the object that ends with them."""
-        self.parts: list[Part] = []
+        self.files: list[SourceFile] = []
         self._firsts: list[int] = []
         self.end = 0
 
@@ -72,49 +72,49 @@ class PartList:
         segment = codec.find(store, keys.json_object(self._folder, number), _Segment)
         if segment is None or segment.since != self._number:
             return False
-        self._extend(number, segment.parts)
+        self._extend(number, segment.files)
         return True
 
-    def _extend(self, number: int, parts: Sequence[Part]) -> None:
-        for part in parts:
+    def _extend(self, number: int, files: Sequence[SourceFile]) -> None:
+        for file in files:
             self._firsts.append(self.end)
-            self.parts.append(part)
-            self.end += part.rows
-        self._number, self._counts[number] = number, len(self.parts)
+            self.files.append(file)
+            self.end += file.rows
+        self._number, self._counts[number] = number, len(self.files)
 
-    def append(self, store: ObjectStore, parts: Sequence[Part]) -> bool:
+    def append(self, store: ObjectStore, files: Sequence[SourceFile]) -> bool:
         """Add files. Returns False, after a refresh, if another process added files first: then nothing is added."""
         with self._lock:
             number = self._number + 1
             since = number - next(level for level in _LEVELS if number % level == 0)
-            repeated = self.parts[self._counts[since] :]
-            if len(repeated) + len(parts) > MAX_PARTS:
+            repeated = self.files[self._counts[since] :]
+            if len(repeated) + len(files) > MAX_FILES:
                 since, repeated = number - 1, []
-            segment = _Segment(since, (*repeated, *parts))
+            segment = _Segment(since, (*repeated, *files))
             try:
                 store.put_if_absent(keys.json_object(self._folder, number), codec.encode(segment))
             except ObjectExists:
                 self.refresh(store)
                 return False
-            self._extend(number, parts)
+            self._extend(number, files)
             return True
 
-    def between(self, first: int, last: int) -> Iterator[tuple[int, Part]]:
+    def between(self, first: int, last: int) -> Iterator[tuple[int, SourceFile]]:
         """Yield the files that have offsets from `first` up to, not including, `last`; each with its first offset."""
         at = max(0, bisect_right(self._firsts, first) - 1)
-        while at < len(self.parts) and (start := self._firsts[at]) < last:
-            if self.parts[at].rows:
-                yield start, self.parts[at]
+        while at < len(self.files) and (start := self._firsts[at]) < last:
+            if self.files[at].rows:
+                yield start, self.files[at]
             at += 1
 
     def end_of_files(self, offset: int, count: int) -> int:
         """Return the offset after `count` files, from the file that has `offset`."""
         ends = (
-            start + part.rows for _, (start, part) in zip(range(count), self.between(offset, self.end), strict=False)
+            start + file.rows for _, (start, file) in zip(range(count), self.between(offset, self.end), strict=False)
         )
         return max(ends, default=offset)
 
     def first_since(self, time_ms: int) -> int:
         """Return the offset of the first record of this time or later; -1 if there is none."""
-        dated = ((first, part) for first, part in zip(self._firsts, self.parts, strict=True) if part.rows)
-        return next((first for first, part in dated if part.time_ms >= time_ms), -1)
+        dated = ((first, file) for first, file in zip(self._firsts, self.files, strict=True) if file.rows)
+        return next((first for first, file in dated if file.time_ms >= time_ms), -1)
