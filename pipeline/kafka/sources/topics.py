@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,6 +24,9 @@ _POLL_S, _REMOTE_POLL_S = 1.0, 3.0
 """Interval between two searches for new files."""
 _REFRESH_S = 2.0
 _FILES_AT_ONCE = 1_000
+
+
+_log = logging.getLogger("slackwater")
 
 
 class Finder(Protocol):
@@ -140,6 +144,8 @@ class SourcedKafka(ForwardingKafka):
         while end < topic.files.end:
             end = topic.files.end
             topic.find_new(None)
+        if not end:
+            _log.warning("%s: %s has no rows yet", source.topic, source.label)
 
     def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
         return {**self.kafka.partition_counts(timeout_s=timeout_s), **dict.fromkeys(self._topics, 1)}
