@@ -18,6 +18,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from slackwater.errors import Gone, NotFound, Refused, Unavailable
 from slackwater.pipeline.api.topic import Topic
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.open import open_store
 
 from tests.pipeline.kafka.sources.reading import OpenSource
 from tests.store.objects.faulty_store import FaultyStore
@@ -266,3 +267,22 @@ def test_versions_before_a_change_are_read_before_it_ends_the_run(tmp_path: Path
     passing = opened(sw.read_delta(str(table), skip_change_commits=True))
     write_deltalake(table, rows(3), mode="append")
     assert passing.values(2) == {2: b'{"n":3,"day":"x"}'}
+
+
+@pytest.mark.ci
+@pytest.mark.s3
+def test_sources_are_read_from_a_bucket(s3_url: str, s3_server: str) -> None:
+    """Folders and tables are opened with the access of the store root, which is another prefix of the bucket."""
+    access = {"AWS_ENDPOINT_URL": s3_server, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+    write_deltalake(f"{s3_url}/t", rows(1, 2, day="x y"), partition_by=["day"], storage_options=access)
+    write_deltalake(f"{s3_url}/t", rows(3), mode="append", storage_options=access)
+    store = open_store(f"{s3_url}/store")
+    for name, text in (("b c/é.jsonl", b'{"n": 2}\n'), ("a.jsonl", b'{"n": 1}\n')):
+        store.at(f"{s3_url}/in").put(name, text)
+    table = OpenSource(sw.read_delta(f"{s3_url}/t"), store)
+    assert sorted(row["n"] for row in table.rows()) == [1, 2, 3]
+    folder = OpenSource(sw.read_files(f"{s3_url}/in"), store)
+    assert sorted(row["n"] for row in folder.rows()) == [1, 2]
+    assert {folder.place(0), folder.place(1)} == {f"{s3_url}/in/{name} line 1" for name in ("a.jsonl", "b c/é.jsonl")}
+    store.at(f"{s3_url}/in").put("c.jsonl", b'{"n": 3}\n')
+    assert [row["n"] for row in folder.rows(2)] == [3]
