@@ -100,12 +100,14 @@ class ListedSource:
     def read(self, span: Range, deletion_errors: list[Gone] | None) -> Iterator[Chunk]:
         if span.last > self.files.end:
             self.refresh(at_once=True)
-        for first, part in self.files.between(span.first, span.last):
+        for first, file in self.files.between(span.first, span.last):
             try:
-                for messages in self.reader.records(first, part, span.first, span.last):
+                for messages in self.reader.records(first, file, span.first, span.last):
                     yield (messages,)
             except Gone as error:
-                error.resume_at = first + part.rows
+                error.resume_at = first + file.rows
+                skip = f"slackwater reset APP --topic {self.source.topic} --to-offset {error.resume_at}"
+                error.hint = f"{error.hint}; to pass over the file: {skip}"
                 if deletion_errors is None:
                     raise
                 deletion_errors.append(error)

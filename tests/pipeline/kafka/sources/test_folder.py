@@ -160,8 +160,9 @@ def test_a_file_that_vanished_or_changed_is_named(folder: Path, opened: Open) ->
     assert source.end == 6
     (folder / "a.jsonl").unlink()
     write_lines(folder / "b.jsonl", 1, 2, 3, time_s=ord("b"))
-    with pytest.raises(Gone, match=rf"file://{folder}/a.jsonl does not exist any more"):
+    with pytest.raises(Gone, match=rf"file://{folder}/a.jsonl does not exist any more") as gone:
         source.messages(0, 6)
+    assert gone.value.hint.endswith("slackwater reset APP --topic files:in --to-offset 2")
     with pytest.raises(Gone, match=rf"{folder}/b.jsonl has changed since it was read: it had 18 bytes and now has 27"):
         source.messages(2, 6)
     errors: list[Gone] = []
