@@ -46,7 +46,7 @@ class FolderFinder:
                 rows, marks = self._reader.count_rows(info.key, info.size_bytes)
             except ObjectNotFound:
                 continue  # removed since the listing
-            yield SourceFile(info.key, rows, info.size_bytes, info.modified_ms, marks=marks)
+            yield SourceFile(info.key, rows, info.size_bytes, max(0, info.modified_ms), marks=marks)
             if time_limit_s is not None and runtime.monotonic() - begun_s > time_limit_s:
                 return
 

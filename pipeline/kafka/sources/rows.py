@@ -160,7 +160,7 @@ class FileReader:
         now = next((info for info in store.list(key) if info.key == key), None)
         if now is None:
             raise ObjectNotFound(key, store.url)
-        if (now.size_bytes, now.modified_ms) != (file.bytes, file.time_ms):
+        if (now.size_bytes, max(0, now.modified_ms)) != (file.bytes, file.time_ms):
             raise Gone(
                 f"{self._url(file.path)} has changed since it was read: it had {file.bytes:,} bytes and now has "
                 f"{now.size_bytes:,}, or has another time",

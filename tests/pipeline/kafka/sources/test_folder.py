@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import AnotherTopic, Gone, NotFound, Refused
 from slackwater.pipeline.api.topic import Topic
+from slackwater.pipeline.kafka.archived import ArchivedKafka
+from slackwater.pipeline.kafka.columns import MessageColumns
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Patience
 from slackwater.pipeline.kafka.sources.folder import FolderFinder
@@ -23,11 +25,16 @@ from slackwater.pipeline.kafka.sources.rows import FileReader, encode_rows
 from slackwater.pipeline.kafka.sources.topics import SourcedKafka
 from slackwater.pipeline.source.planner import Pace, TopicPlanner
 from slackwater.state.records import Position
+from slackwater.store.archive import index
+from slackwater.store.archive.columns import SCHEMA
+from slackwater.store.archive.extents import Extent
+from slackwater.store.archive.reading import Archives
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.kafka.sources.reading import OpenSource
+from tests.store.archive.small_archives import write
 
 Open = Callable[[Topic], OpenSource]
 
@@ -169,6 +176,29 @@ def test_a_file_that_vanished_or_changed_is_named(folder: Path, opened: Open) ->
     chunks = source.kafka.read(source.topic, 0, 0, 6, patience_s=1, deletion_errors=errors)
     assert [message.offset() for chunk in chunks for message in chunk] == [4, 5]
     assert [error.resume_at for error in errors] == [2, 4]
+
+
+def test_an_archive_has_the_rows_of_a_file_that_is_gone(folder: Path, opened: Open) -> None:
+    for name in ("a", "b", "c"):
+        write_lines(folder / f"{name}.jsonl", ord(name), time_s=ord(name))
+    source, where = opened(sw.read_files(str(folder))), (Extent(0, 0, 2),)
+    batches = [
+        MessageColumns(chunk).to_archive_batch() for chunk in source.kafka.read(source.topic, 0, 0, 2, patience_s=1)
+    ]
+    archive = index.empty_index("app", source.topic, topic_id=source.kafka.topic_id(source.topic))
+    kept = write(source.store, archive, [pa.Table.from_batches(batches, SCHEMA)], where, 1)
+    index.change(source.store, archive, index.append_update((kept,), where), by="test", now_ms=1)
+    for name in ("a", "b"):
+        (folder / f"{name}.jsonl").unlink()
+    for archive_first in (True, False):
+        kafka = ArchivedKafka(source.kafka, Archives(lambda: source.store, "app"), archive_first=archive_first)
+        chunks = kafka.read(source.topic, 0, 0, 3, patience_s=1)
+        found = [(message.offset(), message.value()) for chunk in chunks for message in chunk]
+        assert found == [(0, b'{"n": 97}'), (1, b'{"n": 98}'), (2, b'{"n": 99}')]
+    (folder / "c.jsonl").unlink()
+    errors: list[Gone] = []
+    assert len([*kafka.read(source.topic, 0, 0, 3, patience_s=1, deletion_errors=errors)]) == 2
+    assert len(errors) == 1
 
 
 def test_files_that_are_no_parquet_and_no_gzip_are_named(folder: Path, opened: Open) -> None:
