@@ -90,8 +90,8 @@ def test_a_table_of_changes_follows_a_delta_table(tmp_path: Path) -> None:
     code = program(
         tmp_path,
         f"sw.read_delta({str(table)!r}, read_change_feed=True, starting_version=0)",
-        'upsert(by="_commit_version", delete_when="gone")',
-        '"o.k", "o.v", "o._commit_version", "o._change_type = \'delete\' AS gone"',
+        'upsert(by="seen", delete_when="gone")',
+        '"o.k", "o.v", "o._commit_version AS seen", "o._change_type = \'delete\' AS gone"',
     ).read_text()
     code = code.replace(".selectExpr(", ".where(\"o._change_type <> 'update_preimage'\").selectExpr(")
     (tmp_path / "shop.py").write_text(code)
