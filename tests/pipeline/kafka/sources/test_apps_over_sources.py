@@ -17,7 +17,7 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 
 from tests.support.running import SLACKWATER, eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+pytestmark = [pytest.mark.ci, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 SHOP = """
 import slackwater as sw
@@ -84,7 +84,6 @@ def test_a_bad_line_of_a_file_is_found_although_kafka_never_had_it(tmp_path: Pat
     assert f"{folder}/001.jsonl does not exist any more" in str(gone)
 
 
-@pytest.mark.ci
 def test_a_table_of_changes_follows_a_delta_table(tmp_path: Path) -> None:
     table = tmp_path / "accounts"
     code = program(
@@ -107,7 +106,6 @@ def test_a_table_of_changes_follows_a_delta_table(tmp_path: Path) -> None:
     assert [(row["k"], row["v"]) for row in ran.rows("totals")] == expected
 
 
-@pytest.mark.ci
 @pytest.mark.kafka
 def test_each_line_counts_once_although_runners_are_killed(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     folder, store = tmp_path / "orders", tmp_path / "store"
