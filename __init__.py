@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 __all__ = ["App", "__version__", "because", "errors", "open"]
 __all__ += ["decode", "delta", "event_time", "foreach_version", "iceberg", "leveled", "repartition", "sink", "table"]
-__all__ += ["topic", "universal"]
+__all__ += ["read_delta", "read_files", "read_iceberg", "topic", "universal"]
 __all__ += ["aggregate", "count", "first", "join", "last", "max", "mean", "min"]
 __all__ += ["pandas_state", "processor", "sum", "update", "upsert"]
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .app import App
     from .client import open
     from .pipeline.api.sink import foreach_version, sink
+    from .pipeline.api.source import read_delta, read_files, read_iceberg
     from .pipeline.api.spark_code import pandas_state, processor
     from .pipeline.api.stage import event_time
     from .pipeline.api.table import leveled, table, universal
@@ -44,6 +45,7 @@ _MODULES = {
     **dict.fromkeys(("pandas_state", "processor"), "pipeline.api.spark_code"),
     "foreach_version": "pipeline.api.sink",
     "repartition": "pipeline.api.topic",
+    **dict.fromkeys(("read_delta", "read_files", "read_iceberg"), "pipeline.api.source"),
     **dict.fromkeys(("delta", "iceberg"), "pipeline.api.table_sink"),
     **dict.fromkeys(("leveled", "universal"), "pipeline.api.table"),
     **{name: f"state.kinds.{name}" for name in ("aggregate", "join", "upsert")},

@@ -148,6 +148,9 @@ class BadRecord(Refused):
 class Gone(Refused):
     """Records that have to be read were deleted from Kafka."""
 
+    resume_at: int = 0
+    """First offset after the lost records, if Kafka still has records before them; else 0."""
+
 
 class AnotherTopic(Refused):
     """A topic was deleted and re-created under its name, so that stored offsets refer to different records."""

@@ -20,7 +20,7 @@ from .errors import Usage
 from .pipeline.kafka.login import AUTH, FILE_SUFFIX, secret_files, with_secret_files_in
 from .store.objects.counting import Prices
 from .store.objects.s3_settings import S3Settings, load_s3_settings
-from .store.versions.keys import check_topic
+from .store.versions.keys import check_topic, is_source
 
 if TYPE_CHECKING:
     from .operations.key_search.key_fields import DeclaredFields
@@ -145,7 +145,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         """Create a Kafka client, which connects at its first request. Raises `Usage` without brokers."""
         from .pipeline.kafka.open import open_kafka
 
-        return open_kafka(self.kafka())
+        return open_kafka(self.kafka(), self.open_store)
 
     def open_channels(self) -> "KafkaChannels | None":
         """Open the repartition topics; None if no brokers are configured."""
@@ -308,7 +308,10 @@ def _retention(path: Path, table: object) -> "dict[str, Retention]":
             del values["input"]
         else:
             topics = {}
-        by_topic = {check_topic(topic): parse_ms(f"{path}: {name}.input.{topic}", topics[topic]) for topic in topics}
+        by_topic = {
+            topic if is_source(topic) else check_topic(topic): parse_ms(f"{path}: {name}.input.{topic}", topics[topic])
+            for topic in topics
+        }
         spans = {f"{rule}_ms": parse_ms(f"{path}: {name}.{rule}", value) for rule, value in values.items()}
         retention[app] = Retention(versions=versions, input_topics=by_topic, **spans)
     return retention

@@ -94,13 +94,17 @@ def migrate_app(
                 f"no Kafka configured, needed for the first offsets of {unread}",
                 hint="give --kafka HOST:PORT, or set SLACKWATER_KAFKA",
             )
-        wait_until_available(kafka := open_kafka(options.kafka), options.patience_s)
+        wait_until_available(kafka := open_kafka(options.kafka, lambda: store), options.patience_s)
         renamed, writer = replicas.current_topic_names(store, info), str(runtime.ulid())
         claimer = Claimer(store, kafka, program, renamed, writer, by=whoami(), accept_loss=options.accept_loss)
         for stage, names in plan.unread.items():
             starts[stage] = {name: claimer.position_of_new_input(program.stages[stage], name) for name in names}
     listener.on_activity("migrating")
-    reader = KafkaChannels(open_kafka(options.kafka), patience_s=options.patience_s) if options.kafka else None
+    reader = (
+        KafkaChannels(open_kafka(options.kafka, lambda: store), patience_s=options.patience_s)
+        if options.kafka
+        else None
+    )
     done = migrate(store, plan, starts, by=whoami(), now_ms=instants.now_ms(), reader=reader)
     return replace(done, finished=finished)
 

@@ -26,6 +26,7 @@ from ..common.extras import require_extras
 from ..errors import NotFound, Usage
 from ..pipeline.kafka.memory import MemoryKafka
 from ..pipeline.kafka.protocol import Record
+from ..store.versions.keys import is_source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -257,6 +258,8 @@ def _send(
     for topic in topics:
         if topic not in app.topics:
             raise NotFound(f"topic that app {app.name!r} reads", topic, app.topics)
+        if is_source(topic):
+            raise Usage(f"{topic} gets no records here: it is read from the files that the program declares")
     counts = dict.fromkeys(sorted(app.topics), 1) | dict.fromkeys(_written_topics(app), 1)
     counts |= dict.fromkeys(app.topics, partitions) if isinstance(partitions, int) else partitions
     kafka.create_topics(counts)

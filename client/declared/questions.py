@@ -5,12 +5,12 @@ from datetime import date, timedelta
 from typing import Annotated, Literal, TypedDict
 
 from ...common.arguments import Param
-from ...store.versions.keys import NAME
+from ...store.versions.keys import NAME, TOPIC
 
 When = str | date | timedelta
 """A moment: the text after the `@` of a ref, a `datetime`, a `date` (its start), or a `timedelta` before now."""
 _NAME_OR_NONE = {"pattern": rf"^({NAME})?$", "max_length": 200, "examples": ["carriers"]}
-_OFFSET = {"pattern": r"^[a-zA-Z0-9._-]{1,249}:[0-9]{1,6}:[0-9]{1,19}$"}
+_OFFSET = {"pattern": rf"^{TOPIC}:[0-9]{{1,6}}:[0-9]{{1,19}}$"}
 _SQL = {"max_length": 100_000}
 _REF = {"pattern": r"^[^\x00-\x1f]*$", "max_length": 200}
 

@@ -61,7 +61,8 @@ def _version_lines(version: RowVersion) -> Iterator[Sequence[Any]]:
 
 
 def _sources_table(sources: Sequence[SourceRecord], *, payloads: bool) -> TableBlock:
-    headings = ("record", "sent", *(("key", "value") if payloads else ()))
+    has_places = any(record.location.place for record in sources)
+    headings = ("record", *(("in",) if has_places else ()), "sent", *(("key", "value") if payloads else ()))
 
     def text(data: bytes | None) -> str:
         return "-" if data is None else format_bytes(data)
@@ -69,6 +70,7 @@ def _sources_table(sources: Sequence[SourceRecord], *, payloads: bool) -> TableB
     rows = (
         (
             Name(str(record.location)),
+            *((Name(record.location.place),) if has_places else ()),
             instants.format_with_age(record.time_ms),
             *((text(record.key), text(record.value)) if payloads else ()),
         )
@@ -121,7 +123,8 @@ def explanation_data(explained: RowExplanation) -> dict[str, Any]:
 
 def source_data(record: SourceRecord) -> dict[str, Any]:
     headers = [{"name": name, "value": value} for name, value in record.headers]
-    return {"record": str(record.location), **attributes(record, "time_ms", "key", "value", headers=headers)}
+    place = {"place": record.location.place} if record.location.place else {}
+    return {"record": str(record.location), **place, **attributes(record, "time_ms", "key", "value", headers=headers)}
 
 
 def impact_result(impact: Impact) -> Result:
@@ -130,7 +133,8 @@ def impact_result(impact: Impact) -> Result:
 
 def impact_blocks(impact: Impact) -> Iterator[Block]:
     read = ", ".join(impact.readers) or "no version, as far as known"
-    yield Title(f"{impact.record} of {impact.app} was read by {read}")
+    place = f" ({impact.record.place})" if impact.record.place else ""
+    yield Title(f"{impact.record}{place} of {impact.app} was read by {read}")
     yield from (f"{taken.stage}@v{taken.version}: {taken.kind}, {taken.detail}" for taken in impact.not_taken)
     if impact.rows:
         yield ""

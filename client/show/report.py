@@ -279,6 +279,7 @@ def _record(case: ReportInput, mask: Mask) -> Iterator[Block]:
     if (message := guilty.source_record) is not None:
         facts: list[tuple[Span, Cell]] = [
             ("address", Name(str(message.location))),
+            *((("in", Name(place)),) if (place := message.location.place) else ()),
             ("sent", Time(message.time_ms, "milliseconds")),
             ("key", mask.data(message.key)),
             *((Name(f"header {name}"), mask.data(value)) for name, value in message.headers),

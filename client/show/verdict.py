@@ -274,7 +274,8 @@ def _record(guilty: RecordPath) -> Iterator[Block]:
         yield ""
         key = [("key", message.key)] if message.key is not None else []
         parts = (*key, *((f"header {name}", data) for name, data in message.headers), ("value", message.value))
-        rows = [("record", str(message.location)), ("sent", instants.format_with_age(message.time_ms))]
+        place = [("in", message.location.place)] if message.location.place else []
+        rows = [("record", str(message.location)), *place, ("sent", instants.format_with_age(message.time_ms))]
         for name, data in parts:
             rows.append(
                 (
@@ -420,6 +421,7 @@ def record_data(guilty: RecordPath | None) -> dict[str, Any] | None:
 
     return {
         "address": str(where) if where else None,
+        **({"place": where.place} if where and where.place else {}),
         **{name: getattr(where, name, None) for name in ("topic", "partition", "offset")},
         "time_ms": message.time_ms if message else None,
         "key": hexadecimal(message.key) if message else None,

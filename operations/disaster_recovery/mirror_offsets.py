@@ -13,6 +13,7 @@ from ...errors import NotFound, Refused
 from ...pipeline.kafka.channels import OffsetSync
 from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.replicas import Anchor
+from ...store.versions.keys import is_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def mirrored_name(kafka: KafkaTopics, topic: str, alias: str) -> str:
 
     Raises `NotFound` if neither topic exists.
     """
-    for name in (f"{alias}.{topic}", topic):
+    for name in (topic,) if is_source(topic) else (f"{alias}.{topic}", topic):
         if kafka.ends(name) is not None:
             return name
     hint = f"mirror {topic}, or give its name in this Kafka: --topic {topic}=OTHER"
@@ -72,7 +73,7 @@ def find_start_offset(kafka: KafkaTopics, source: SourcePartition, alias: str | 
         return StartOffset(0, "same offset")
     return (
         _check_same_offset(kafka, source, first, end)
-        if alias is None
+        if alias is None or is_source(source.topic)
         else _find_in_mirror(kafka, source, first, end, alias)
     )
 

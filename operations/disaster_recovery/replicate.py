@@ -42,6 +42,7 @@ from .replica_objects import (
     CopyPlan,
     copy_other_objects,
     copy_reader_objects,
+    copy_sources,
     delete_removed,
     last_boundary,
     newest_erasure_record,
@@ -180,6 +181,7 @@ class Replicator(ReplicaPair):
         if last is None:
             self.log_start(self.by)
         copy_other_objects(self.copier, self.app)
+        copy_sources(self.copier, todo.cut.values())
         while newest_erasure_record(self.store, self.app) != self._forgotten:
             self._copy_rules()  # objects that were copied meanwhile may need SSTs that only the new record names
         snapshots = tuple(self._copy_snapshots(todo, last))

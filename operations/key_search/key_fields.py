@@ -21,7 +21,7 @@ from .matching import FieldComparison, Rule
 from .values import FUNCTIONS, WINDOW
 
 KNOWN_FUNCTIONS = {*FUNCTIONS, WINDOW}
-TOPIC_NAME = re.compile(keys.TOPIC)
+_IN_TOPIC = re.compile(rf"({keys.TOPIC}):(.*)", re.DOTALL)
 _MAX_FIELDS = 10_000
 """Maximum number of fields from which a key column is made; a damaged lineage could be circular."""
 
@@ -60,8 +60,8 @@ NOTHING_DECLARED = DeclaredFields()
 
 
 def _split(text: str) -> tuple[str, str]:
-    place, colon, name = text.partition(":")
-    return (place, name) if colon and TOPIC_NAME.fullmatch(place) else ("", text)
+    match = _IN_TOPIC.fullmatch(text)
+    return (match[1], match[2]) if match is not None else ("", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,8 @@ def _moved(at: Input, read_from: ResetPosition) -> tuple[MovedPartition, ...]:
 
 
 _ISO_SPAN = re.compile(r"P(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+(?:\.\d+)?S)?)?", re.ASCII | re.IGNORECASE)
-_SCOPE = re.compile(r"(?P<topic>[^:]+)(?::(?P<partitions>\d+(?:,\d+)*))?")
+_SOURCE = r"(?:files|delta|iceberg):(?=[0-9]*[a-z_-])"
+_SCOPE = re.compile(rf"(?P<topic>(?:{_SOURCE})?[^:]+)(?::(?P<partitions>\d+(?:,\d+)*))?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class CloneRun:
         If `is_new`, the clone is first migrated to the program. Raises `StopRequested` after a stop signal.
         """
         is_kept = self.name == self.release.keep
-        kafka = with_archives(open_kafka(self.options.kafka), self.store, self.release.app)
+        kafka = with_archives(open_kafka(self.options.kafka, lambda: self.store), self.store, self.release.app)
         reason = f"a trial of {self.release.code}"
         create = partial(
             clone,

@@ -17,6 +17,7 @@ from ...common.validation import check_whole
 from ...errors import Refused, Usage
 from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS
+from ..kafka.declared_source import Source
 
 _LATEST, _EARLIEST = -1, -2
 _NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -175,12 +176,14 @@ def _parse_partition_offsets(option: str, topic: str, text: str, values: Any) ->
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A user's Kafka topic. Rows have the columns of Structured Streaming's Kafka source."""
+    """A user's Kafka topic, or another source. Rows have the columns of Structured Streaming's Kafka source."""
 
     name: str
     start: StartingOffsets
     include_headers: bool = False
     """True if rows have the column `headers`."""
+    source: Source | None = None
+    """Folder or table that is read instead of a topic of Kafka."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3_settings import S3Access
 from ...store.read.cache import SstCache
 from ...store.sst import ttl
+from ...store.versions.keys import is_source
 from ...store.versions.manifest import Manifest
 from ..api.app import App
 from ..api.stage import Stage
@@ -98,7 +99,7 @@ class StageConfig:
                 stage=stage.name,
                 store=resources.store,
                 spool=self.input_spools.get(at.topic, ""),
-                counts_folder=str(counts) if at.upstream else "",
+                counts_folder=str(counts) if at.upstream or is_source(at.topic) else "",
                 planner_folder=str(self.planners.folder),
                 starts_woken_batches=number == 0 and self.schemas.due_by is not None,
                 starts_snapshot_batches=asks,

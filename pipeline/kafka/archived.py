@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any
 
 from ...errors import Corruption, Gone, KeysForgotten, Refused
 from ...state.records import Range, TopicState, is_kafka_id, is_other_topic
@@ -19,7 +17,7 @@ from ...store.archive.extents import Extent, intersect
 from ...store.archive.reading import Archives, TopicArchives
 from ...store.objects.protocol import ObjectStore
 from .columns import ArchivedMessages
-from .protocol import Chunk, Kafka, Offsets, Run, topic_recreated_error
+from .protocol import Chunk, ForwardingKafka, Kafka, Offsets, Run, topic_recreated_error
 
 _CHUNK = 10_000
 _DELETED_REASON = "gone from Kafka"
@@ -30,12 +28,8 @@ def with_archives(kafka: Kafka, store: ObjectStore, app: str) -> ArchivedKafka:
     return ArchivedKafka(kafka, Archives(lambda: store, app))
 
 
-def _kafka_member(name: str) -> Any:
-    return property(attrgetter(f"kafka.{name}"))
-
-
 @dataclass(frozen=True, slots=True)
-class ArchivedKafka(Kafka):
+class ArchivedKafka(ForwardingKafka):
     """Implements `Kafka`: reads from Kafka and from input archives, and writes only to Kafka."""
 
     kafka: Kafka = field(repr=False)
@@ -48,20 +42,6 @@ class ArchivedKafka(Kafka):
     columns: Sequence[str] = tuple(SCHEMA.names)
     """Archive columns to read into messages, always with `offset`. Reading fewer columns takes half the time."""
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-
-    properties = _kafka_member("properties")
-    name = _kafka_member("name")
-    partition_counts = _kafka_member("partition_counts")
-    topic_ids = _kafka_member("topic_ids")
-    create_topics = _kafka_member("create_topics")
-    delete_topics = _kafka_member("delete_topics")
-    delete_records = _kafka_member("delete_records")
-    topic_config = _kafka_member("topic_config")
-    write_error = _kafka_member("write_error")
-    send = _kafka_member("send")
-    transactional_producer = _kafka_member("transactional_producer")
-    commit_offsets = _kafka_member("commit_offsets")
-    delete_groups = _kafka_member("delete_groups")
 
     def topic_state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
         """Return a topic's state. `earliest` includes archived records that adjoin Kafka's earliest record."""
@@ -161,7 +141,9 @@ class ArchivedKafka(Kafka):
                     yield messages
                 return
             except Refused as error:
-                first_in_kafka, archive = self._first_in_kafka(topic, partition, end, error), self._archive(topic)
+                archive = self._archive(topic)
+                resume_at = error.resume_at if isinstance(error, Gone) else 0
+                first_in_kafka = min(end, max(resume_at, self._first_in_kafka(topic, partition, end, error)))
                 if first_in_kafka > at and archive is not None and not self._has_other_id(topic, archive):
                     yield from self._read_archive(
                         archive, Extent(partition, at, first_in_kafka), deletion_errors, _DELETED_REASON

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...common import runtime
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ...state.records import TopicState, explain_recreated_topic
+from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input
 from .login import check_login
 from .protocol import Kafka, Offsets, kafka_patience
@@ -17,13 +18,21 @@ simulated_clusters: dict[str, Kafka] = {}
 """Clusters of a simulation in this process, by address."""
 
 
-def open_kafka(at: str | Mapping[str, str]) -> Kafka:
+def open_kafka(
+    at: str | Mapping[str, str], store: Callable[[], ObjectStore] | None = None, *, finds_new: bool = False
+) -> Kafka:
     """Open Kafka at `host:port` or by librdkafka's client properties; `memory://NAME` is an in-memory Kafka for tests.
 
-    Makes no request: call `wait_until_available` to check that the brokers answer. Raises `Usage` for invalid login
-    settings.
+    With `store`, the sources of that store are topics, too; with `finds_new`, this client looks for their new files.
+
+    Makes no request: call `wait_until_available` to check that the brokers answer. Raises `Usage` for an impossible
+    login.
     """
     properties = {"bootstrap.servers": at} if isinstance(at, str) else at
+    if store is not None:
+        from .sources.topics import SourcedKafka
+
+        return SourcedKafka(open_kafka(properties), store, finds_new)
     if (simulated := simulated_clusters.get(properties["bootstrap.servers"])) is not None:
         return simulated
     if is_in_memory(properties):

@@ -9,12 +9,14 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
 
 from ...common import runtime
 from ...common.silence import address_hint, warn_silent
 from ...errors import AnotherTopic, Gone, Refused, SlackwaterError, Unavailable
 from ...state.records import Range, TopicState, is_other_topic
+from .declared_source import Source
 
 Properties = Mapping[str, str]
 """librdkafka's client properties, at least `bootstrap.servers`; the input of `open_kafka`."""
@@ -253,11 +255,50 @@ class Kafka(Protocol):
 
     def transactional_producer(self, settings: TransactionSettings) -> TransactionalProducer: ...
 
+    def declare(self, source: Source) -> None:
+        """Store a source that a program declares, and list all its files. Raises `Refused`."""
+        raise Refused(f"{source.topic} cannot be read here: its list of files is in a store, and none is open")
+
+    def place(self, topic: str, offset: int) -> str:
+        """Return the file and line, or row, of a record of a source; empty for a record of Kafka."""
+        return ""
+
+    def end_of_files(self, topic: str, offset: int) -> int | None:
+        """Return the end of a batch that begins at an offset, by a source's limit of files; None for no limit."""
+        return None
+
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
         """Set the offsets of a consumer group, by topic. Errors are ignored."""
 
     def delete_groups(self, groups: Sequence[str]) -> None:
         """Delete existing consumer groups. Errors are ignored, except `Unavailable`."""
+
+
+def _member(name: str) -> Any:
+    return property(attrgetter(f"kafka.{name}"))
+
+
+class ForwardingKafka(Kafka):
+    """Base of clients that forward what they do not change to another client, `kafka`."""
+
+    __slots__ = ()
+
+    properties = _member("properties")
+    name = _member("name")
+    partition_counts = _member("partition_counts")
+    topic_ids = _member("topic_ids")
+    create_topics = _member("create_topics")
+    delete_topics = _member("delete_topics")
+    delete_records = _member("delete_records")
+    topic_config = _member("topic_config")
+    write_error = _member("write_error")
+    send = _member("send")
+    transactional_producer = _member("transactional_producer")
+    declare = _member("declare")
+    place = _member("place")
+    end_of_files = _member("end_of_files")
+    commit_offsets = _member("commit_offsets")
+    delete_groups = _member("delete_groups")
 
 
 def records_deleted_error(topic: str, partition: int, at: int, first: int, end: int) -> Gone:

@@ -22,8 +22,8 @@ from ...errors import NotFound, Refused
 from ...store.archive import columns
 from ...store.sst.arrow_types import escape_invalid_text
 from ..api.sink import Encoding
+from ..kafka import json_rows
 from ..kafka.protocol import Headers
-from . import json_messages
 from .registry import HEADER_BYTES, Registry, encode_varints, varint_sizes
 
 HEADER_PREFIX = "header "
@@ -54,9 +54,9 @@ def check_encoding(label: str, encoding: Encoding, rows: pa.Schema) -> None:
                 f"{label}: its headers column {name!r} is {rows.field(name).type}; expected an array of (key, value)",
                 hint="topic(..., include_headers=True) has one: array<struct<key: string, value: binary>>",
             )
-    json_messages.check_columns(label, pa.schema([rows.field(name) for name in encoding.key]))
+    json_rows.check_columns(label, pa.schema([rows.field(name) for name in encoding.key]))
     if not value:
-        (json_messages.check_columns if encoding.value == "json" else check_avro)(label, _value_schema(encoding, rows))
+        (json_rows.check_columns if encoding.value == "json" else check_avro)(label, _value_schema(encoding, rows))
 
 
 def register_schema(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
@@ -132,9 +132,9 @@ def _encode_key(rows: pa.Table, columns: tuple[str, ...]) -> pa.Array | pa.Chunk
     if not columns:
         return pa.nulls(rows.num_rows, pa.binary())
     if len(columns) > 1:
-        return json_messages.encode_objects(rows.select(columns))
+        return json_rows.encode_objects(rows.select(columns))
     column = rows[columns[0]]
-    return column.cast(pa.binary()) if _is_bytes(column.type) else json_messages.encode_values(column)
+    return column.cast(pa.binary()) if _is_bytes(column.type) else json_rows.encode_values(column)
 
 
 def _encode_value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | pa.ChunkedArray:
@@ -142,7 +142,7 @@ def _encode_value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.A
         return rows[encoding.value].cast(pa.binary())
     valued = rows.select(_value_schema(encoding, rows.schema).names)
     if encoding.value == "json":
-        return json_messages.encode_objects(valued)
+        return json_rows.encode_objects(valued)
     number = register_columns(encoding.registry, encoding.subject, valued.schema, patience_s)
     return avro_messages(valued, number)
 

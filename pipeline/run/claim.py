@@ -217,7 +217,7 @@ class Claimer:
         sinks.create_internal_topics(self.kafka, self.app.name, stages, self.publishes, validate_only=validate_only)
 
     def check_stage(self, stage: Stage) -> tuple[Manifest | None, dict[str, StartPosition]]:
-        """Refuse a stage that does not fit the stored state. Writes nothing and needs no Spark.
+        """Refuse a stage that does not fit the stored state. Needs no Spark, and writes only lists of sources' files.
 
         Returns the stage's head (None for a new stage) and its start positions by the input's declared name. Raises
         `Refused` if the names of the key columns, the kind of state or an input changed, `Gone` if input offsets are
@@ -415,6 +415,8 @@ class Claimer:
             self.store, self.app.name, stage.name, head, state, self.accept_loss, claiming, self._offsets_since
         )
         if isinstance(source, Topic):
+            if source.source is not None:
+                self.kafka.declare(source.source)
             topic = self.topics.get(source.name, source.name)
             first_since = partial(self.kafka.offsets_for_times, topic)
             begin = None if source.start == EARLIEST else partial(source.start.resolve, topic, first_since=first_since)

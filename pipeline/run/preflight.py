@@ -74,9 +74,9 @@ def preflight(app: App, options: Options, listener: Listener) -> PreflightResult
     """Wait for Kafka, and run all checks that need no Spark. Raises `NotFound`, `Refused` or `Usage` if one fails."""
     limits = {stage.name: limits_of(stage, options) for stage in app.select_stages(options.stages)}
     check_can_start(options.master, options.spark_conf)
-    kafka = open_kafka(options.kafka)
     # Refuse an invalid store address before waiting for anything.
     opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
+    kafka = open_kafka(options.kafka, lambda: opened)
     listener.on_activity(f"waiting for {kafka.name}")
     wait_until_available(kafka, options.patience_s)
     store = CountingStore(opened)

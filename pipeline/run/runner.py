@@ -265,7 +265,7 @@ class _RunComponents:
         return Archiver(
             self.start.store,
             self._app,
-            open_kafka(self.options.kafka),
+            open_kafka(self.options.kafka, lambda: self.start.store),
             self.retention.input_ms_of_topic,
             spool=self.input_spool,
             by=claimer.by,

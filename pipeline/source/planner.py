@@ -14,6 +14,7 @@ from ...errors import AnotherTopic, NotFound, Unavailable
 from ...state.records import Position, TopicState, explain_recreated_topic, id_to_store, sent_messages
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
+from ...store.versions.keys import is_source
 from ...store.versions.manifest import Manifest
 from ..kafka.protocol import Kafka, Patience
 
@@ -125,6 +126,8 @@ class TopicPlanner:
             stands = start.offsets + (0,) * (len(ends) - len(start.offsets))
             ends = tuple(map(min, ends, bounds + stands[len(bounds) :]))
         ends = admit_records(start.offsets, ends, self.max_records) if ends else start.offsets
+        if is_source(self.topic) and (limit := self.kafka.end_of_files(self.topic, start.offsets[0])) is not None:
+            ends = (min(limit, *ends),)
         woken = self.wake_version(start.woken)
         if ends == start.offsets and not woken:
             return start

@@ -31,12 +31,13 @@ from ...store.objects.counting import CountingStore, SharedCounts
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import KeyShare
+from ...store.versions.keys import is_source
 from ..kafka.archived import ArchivedKafka
 from ..kafka.columns import MessageColumns
 from ..kafka.login import uses_aws
 from ..kafka.messages import decode_rows, read_rows
 from ..kafka.open import open_kafka
-from ..kafka.protocol import Chunk, Kafka, Run, kafka_patience
+from ..kafka.protocol import Chunk, Kafka, Patience, Run, kafka_patience
 from .groups import Group, group_ranges
 from .options import PrivateOptions, SourceOptions
 from .planner import ChannelPlanner, Pace, TopicPlanner
@@ -130,11 +131,10 @@ class _SourceReader(DataSourceStreamReader):
         ):
             os._exit(0)
 
-    @property
-    def _kafka(self) -> Kafka:
+    def _open_kafka(self, *, plans: bool = False) -> Kafka:
         if uses_aws(self._private.kafka):
             self._complete_environment()
-        return open_kafka(self._private.kafka)
+        return open_kafka(self._private.kafka, self._counted_store if plans else self._store, finds_new=plans)
 
     def _complete_environment(self) -> None:
         # Spark may have started this process before the driver's environment was complete.
@@ -146,11 +146,22 @@ class _SourceReader(DataSourceStreamReader):
         if self._needed_columns is not None and not options.spool:
             columns = [*self._needed_columns.union(("offset",), self._share.columns if self._share is not None else ())]
         archives = Archives(self._store, options.app if options.store else "")
-        return ArchivedKafka(self._kafka, archives, archive_first=options.end_offsets is not None, columns=columns)
+        return ArchivedKafka(
+            self._open_kafka(), archives, archive_first=options.end_offsets is not None, columns=columns
+        )
 
     def _store(self) -> ObjectStore:
         self._complete_environment()
         return open_store(self._options.store, patience_s=self._options.patience_s, settings=self._private.s3)
+
+    def _counted_store(self) -> ObjectStore:
+        """Return the store of a planner, which counts requests for the driver."""
+        options, store = self._options, self._store()
+        if not options.counts_folder:
+            return store
+        # Planners of several inputs share a process.
+        file = Path(options.counts_folder) / f"{os.getpid()}-{options.input}"
+        return CountingStore(store, SharedCounts(file).add)
 
     @contextmanager
     def _spool_records(self, partition: _Ranges) -> Iterator[Callable[[MessageColumns], None]]:
@@ -201,14 +212,16 @@ class TopicSourceReader(_SourceReader):
 
     @cached_property
     def _planner(self) -> TopicPlanner:  # type: ignore[override]
-        options = self._options
+        options, kafka = self._options, self._open_kafka(plans=True)
         return TopicPlanner(
-            self._kafka,
+            kafka,
             options.topic,
             topic_id=options.topic_id,
             pace=self._pace(),
             max_records=options.max_records,
-            patience=kafka_patience(self._kafka, options.patience_s),
+            patience=Patience(options.topic, options.patience_s)
+            if is_source(options.topic)
+            else kafka_patience(kafka, options.patience_s),
             requests=self._files.requested_snapshots
             if self._files is not None and options.starts_snapshot_batches
             else tuple,
@@ -223,7 +236,7 @@ class TopicSourceReader(_SourceReader):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         # Called only without a checkpoint, which stages always have.
-        return Position(self._options.input, self._kafka.offset_bounds(self._options.topic)[0]).to_json()
+        return Position(self._options.input, self._open_kafka().offset_bounds(self._options.topic)[0]).to_json()
 
     def _read(self, partition: _Ranges, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         kafka, patience_s = self._kafka_with_archive, self._options.patience_s
@@ -268,13 +281,9 @@ class ChannelSourceReader(_SourceReader):
 
     @cached_property
     def _planner(self) -> ChannelPlanner:  # type: ignore[override]
-        options, files, store = self._options, self._files, self._store()
-        if options.counts_folder:
-            # Planners of several inputs share a process.
-            file = Path(options.counts_folder) / f"{os.getpid()}-{options.input}"
-            store = CountingStore(store, SharedCounts(file).add)
+        options, files = self._options, self._files
         return ChannelPlanner(
-            store,
+            self._counted_store(),
             options.app,
             options.upstream,
             options.input,

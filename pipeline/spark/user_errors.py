@@ -151,7 +151,7 @@ _WRAPS = re.compile(r"(?:[\w.]+\.)?(?:PythonException|Py4JJavaError|StreamingQue
 _ENDED = re.compile(r"terminated with exception: (.*)")
 _CRASHED = re.compile(r"Exception: Python worker (exited unexpectedly|failed to connect back)")
 _FAULT = re.compile(r"Fatal Python error: (.*)")
-_OUR_ERROR = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
+_OUR_ERROR = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)(?:\n[ \t]*hint: (.*))?")
 
 _BATCH_DISCARDED = "the batch was discarded and nothing is lost"
 _HINTS = {
@@ -167,11 +167,12 @@ _HINTS = {
 def parse_query_error(stage: str, text: str) -> SlackwaterError:
     """Return the error of a stage's query that Spark describes in `text`. A slackwater error keeps its class."""
     if ours := _OUR_ERROR.findall(text):
-        kind, message = ours[-1]
+        kind, message, hint = ours[-1]
         cls = getattr(errors, kind, None)
         error = cls.__new__(cls) if isinstance(cls, type) and issubclass(cls, SlackwaterError) else Refused("")
-        # The worker sends only the message, not the hint.
-        SlackwaterError.__init__(error, f"stage {stage!r}: {message.strip()}", hint=_HINTS.get(kind, ""))
+        # Hints without a command are for readers of the past; a run has others.
+        hint = hint.strip() if "slackwater " in hint or kind not in _HINTS else _HINTS[kind]
+        SlackwaterError.__init__(error, f"stage {stage!r}: {message.strip()}", hint=hint)
         return error
     if crashed := _CRASHED.search(text):
         return _crash(stage, crashed[1], _FAULT.search(text))

@@ -52,7 +52,7 @@ class WorkerResources:
 
     def open_kafka(self) -> Kafka:
         archives = Archives(lambda: self.open()[1], self.app)
-        return ArchivedKafka(open_kafka(self.kafka), archives, archive_first=False)
+        return ArchivedKafka(open_kafka(self.kafka, lambda: self.open()[1]), archives, archive_first=False)
 
     def open(self) -> tuple[CountingStore, ObjectStore, SstCache]:
         """Return the store that counts the stage's requests, the store to use (a spool, if set), and the cache.

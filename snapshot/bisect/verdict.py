@@ -8,13 +8,14 @@ from typing import Literal
 import pyarrow as pa
 
 from ...errors import Refused, Usage
+from ...store.versions import keys
 from ..cut.graph import Cut
 from ..cut.lineage import Lineage, Window
 from ..diff.key_changes import KeyChanges
 from .predicate import Predicate
 
 MAX_ROWS = 1_000_000
-_LOCATION = re.compile(r"([a-zA-Z0-9._-]{1,249})\[([0-9]{1,6})\]@([0-9]{1,19})(?:\+([0-9]{1,9}))?")
+_LOCATION = re.compile(rf"({keys.TOPIC})\[([0-9]{{1,6}})\]@([0-9]{{1,19}})(?:\+([0-9]{{1,9}}))?")
 
 Answer = Literal["good", "bad", "skip"]
 
@@ -155,6 +156,8 @@ class RecordLocation:
     partition: int
     offset: int
     row: int | None = None
+    place: str = field(default="", compare=False)
+    """File and line, or row, of a record of a source beside Kafka; empty if unknown."""
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]@{self.offset}{'' if self.row is None else f'+{self.row}'}"

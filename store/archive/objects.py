@@ -6,7 +6,6 @@ CRC, so that single row groups can be read by ranges and still be verified.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -17,6 +16,7 @@ import xxhash
 
 from ...errors import Corruption, ObjectNotFound
 from ..objects.protocol import ObjectStore
+from ..objects.range_file import RangeFile
 from .columns import SCHEMA
 from .extents import Extents
 from .index import ArchiveObject
@@ -238,14 +238,14 @@ def _names(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-class _RangeFile(io.RawIOBase):
-    """A stored object as a file that is fetched by ranges. Caches the first range and one chosen range."""
+class _RangeFile(RangeFile):
+    """Object in the store as a file that is fetched by ranges. Caches the first range and one chosen range."""
 
     def __init__(
         self, store: ObjectStore, item: ArchiveObject, first: tuple[int, bytes], on_error: Callable[[Exception], None]
     ) -> None:
-        super().__init__()
-        self._store, self._item, self._position, self._on_error = store, item, 0, on_error
+        super().__init__(item.bytes, self._read)
+        self._store, self._item, self._on_error = store, item, on_error
         self._ranges = [first]
 
     def cache_only(self, span: tuple[int, int]) -> None:
@@ -257,29 +257,12 @@ class _RangeFile(io.RawIOBase):
         parts = (data[start - at : start - at + length] for at, data in self._ranges if at <= start)
         return next((part for part in parts if len(part) == length), None)
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._item.bytes}[whence]
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        length = self._item.bytes - self._position if size < 0 else min(size, self._item.bytes - self._position)
-        data = self._cached_range(self._position, length)
-        if data is None:
-            try:
-                # Sequential reads of the whole object are not cached.
-                data = _fetch_range(self._store, self._item, self._position, length)
-            except Exception as error:
-                self._on_error(error)
-                raise
-        self._position += length
-        return data
+    def _read(self, start: int, length: int) -> bytes:
+        if (data := self._cached_range(start, length)) is not None:
+            return data
+        try:
+            # Sequential reads of the whole object are not cached.
+            return _fetch_range(self._store, self._item, start, length)
+        except Exception as error:
+            self._on_error(error)
+            raise

@@ -8,7 +8,9 @@ from ...errors import Usage
 
 NAME = r"[a-z0-9][a-z0-9_-]{0,62}"
 NAME_IN_WORDS = "1 to 63 of a-z, 0-9, '_' and '-', starting with a letter or a digit"
-TOPIC = r"[a-zA-Z0-9._-]{1,249}"
+_KAFKA_TOPIC = r"[a-zA-Z0-9._-]{1,249}"
+TOPIC = rf"(?:(?:files|delta|iceberg):)?{_KAFKA_TOPIC}"
+"""Regular expression of a topic's name. A prefix that Kafka does not allow marks a source beside Kafka."""
 TOPIC_IN_WORDS = "a topic's name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'"
 COLUMN = r"(?!\.)[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,1024}"
 """Regular expression of column names. They cannot begin with a dot, because Arrow would read the name as a path."""
@@ -19,7 +21,7 @@ RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_prev_seq", "_expires_at", "file_in
 PART_KEYS = ("_position", "_key")
 """Names of the last key column of a table of parts: the position in a list, or the key of a map."""
 
-_NAME, _TOPIC, _COLUMN = re.compile(NAME), re.compile(TOPIC), re.compile(COLUMN)
+_NAME, _TOPIC, _COLUMN = re.compile(NAME), re.compile(_KAFKA_TOPIC), re.compile(COLUMN)
 _FILE = r"[0-9A-Za-z_-]{1,64}+\.parquet"
 _IN_SSTS = ("stages", "", "sst", "")
 """Folders of an SST's key, below the app's. Empty for any name."""
@@ -28,6 +30,7 @@ NAMES = "_names"
 TOKENS = "_serve/tokens/"
 INSTANCES = "_serve/instances/"
 NAMING = "_serve/naming/"
+SOURCES = "_sources/"
 REMOVING = "_removing"
 """Name of a folder that exists among an app's stages while the app is being removed. No stage has this name."""
 CLONING = "_cloning"
@@ -52,6 +55,16 @@ def check_topic(name: str) -> str:
     if not isinstance(name, str) or not _TOPIC.fullmatch(name):
         raise Usage(f"topic name {name!r} is not usable: expected {TOPIC_IN_WORDS}")
     return name
+
+
+def is_source(topic: str) -> bool:
+    """Return True for a source beside Kafka, such as a folder of files, which has the interface of a topic."""
+    return ":" in topic
+
+
+def source(topic: str) -> str:
+    """Return the folder of a source: its declaration, and the list of its files."""
+    return f"{SOURCES}{topic}/"
 
 
 def hashed_columns(names: Sequence[str]) -> Sequence[str]:

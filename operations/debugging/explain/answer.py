@@ -19,7 +19,7 @@ from ....store.sst.arrow_types import python_rows
 from ....store.versions import apps, history
 from ....store.versions.manifest import Manifest
 from ..replay.program import LoadedProgram
-from ..replay.record import read_message
+from ..replay.record import read_message, with_place
 from .impact import ImpactWalk
 from .minimal import minimal_records
 from .walk import RowWalk
@@ -73,7 +73,7 @@ def _sources(program: LoadedProgram, walk: RowWalk, *, payloads: bool) -> Iterat
             topic_id = topic_id_in(part.batch.replay.after, location.topic)
             yield read_message(program.kafka, location, topic_id, program.patience_s)
         else:
-            yield SourceRecord(location, part.batch.time_ms(number), None, None, ())
+            yield SourceRecord(with_place(program.kafka, location), part.batch.time_ms(number), None, None, ())
 
 
 def trace_impact(
@@ -98,6 +98,7 @@ def trace_impact(
         lambda manifest: progress(f"replaying {manifest.stage} v{manifest.version}"),
     )
     walk.run(record)
+    record = with_place(program.kafka, record)
     copies = [*_snapshots(walk, app), *_clones(walk, app, record, clones)]
     return Impact(
         app,

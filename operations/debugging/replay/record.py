@@ -370,11 +370,16 @@ def _queue_rows(queue: RecordQueue, positions: RecordNumbers, alone: Mapping[Inp
     return pa.concat_tables(tables).take(pa.array(back))
 
 
+def with_place(kafka: Kafka, address: RecordLocation) -> RecordLocation:
+    return dataclasses.replace(address, place=kafka.place(address.topic, address.offset))
+
+
 def read_message(kafka: Kafka, address: RecordLocation, topic_id: str, patience_s: float) -> SourceRecord:
     """Read the message at a topic, partition and offset from Kafka. Raises `Gone` if Kafka no longer has it."""
     where = (address.topic, address.partition, address.offset, address.offset + 1)
     for (message,) in kafka.read(*where, patience_s=patience_s, topic_id=topic_id):
         headers = tuple((name, value) for name, value in message.headers() or ())
+        address = with_place(kafka, address)
         return SourceRecord(address, message.timestamp()[1], message.key(), message.value(), headers)
     raise Gone(f"there is no message at {dataclasses.replace(address, row=None)} any more")
 

@@ -362,3 +362,10 @@ def test_after_any_resets_and_rewinds_tables_equal_the_ranges_read(
                 found[table][key] = (num + 1, delay + flight.delay, squares + flight.delay**2)
     assert tables(app) == found
     assert_whole(app)
+
+
+def test_a_scope_names_topics_of_kafka_and_sources() -> None:
+    words = ("files:orders:0", "delta:7up", "files:0", "files", "iceberg")
+    scope = parse_scopes(words[:3], all_topics=False) | parse_scopes(words[3:], all_topics=False)
+    assert scope == {"files:orders": (0,), "delta:7up": None, "files": None, "iceberg": None}
+    assert parse_scopes(("files:0",), all_topics=False) == {"files": (0,)}

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.api.sink import Encoding, sink
-from slackwater.pipeline.messages import json_messages, outgoing
+from slackwater.pipeline.kafka import json_rows
+from slackwater.pipeline.messages import outgoing
 from slackwater.store.archive.columns import HEADERS
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -69,7 +70,7 @@ def test_json_has_the_values_of_the_rows_and_omits_nulls(rows: pa.Table) -> None
         return value.isoformat() if isinstance(value, date) else float(value) if isinstance(value, Decimal) else value
 
     expected = [{name: plain(one) for name, one in row.items() if one is not None} for row in rows.to_pylist()]
-    assert [json.loads(text) for text in json_messages.encode_objects(rows).to_pylist()] == expected
+    assert [json.loads(text) for text in json_rows.encode_objects(rows).to_pylist()] == expected
 
 
 def base64(value: bytes) -> str:
@@ -92,7 +93,7 @@ def test_json_equals_sparks_to_json() -> None:
         }
     )
     # What to_json of Spark 4.3 gives for these, but for 1.0E20.
-    assert [text.decode() for text in json_messages.encode_objects(rows).to_pylist()] == [
+    assert [text.decode() for text in json_rows.encode_objects(rows).to_pylist()] == [
         '{"text":"say \\"é\\"\\n","f":"NaN","d":1.10,"nested":{"a":[1,null]},"map":{"k":2.50},'
         '"at":"2023-11-14T22:13:20.123Z","local":"1970-01-01T00:00:00.000"}',
         '{"n":1,"f":1e+20,"map":{}}',
@@ -123,10 +124,10 @@ def test_json_can_hold_times_of_any_year(ticks: list[int | None], unit: str) -> 
     for zone, shown in (("UTC", "Z"), (None, "")):
         column = pa.array(ticks, pa.int64()).cast(pa.timestamp(unit, zone))
         expected = [None if one is None else spark_time(one, shown) for one in us]
-        found = json_messages.encode_values(pa.chunked_array([column])).to_pylist()
+        found = json_rows.encode_values(pa.chunked_array([column])).to_pylist()
         assert [None if one is None else json.loads(one) for one in found] == expected
         nested = pa.table({"at": pa.StructArray.from_arrays([column], ["t"]), "all": pa.array([[]] * len(ticks))})
-        objects = [json.loads(text)["at"] for text in json_messages.encode_objects(nested).to_pylist()]
+        objects = [json.loads(text)["at"] for text in json_rows.encode_objects(nested).to_pylist()]
         assert objects == [{} if one is None else {"t": one} for one in expected]
 
 
@@ -137,7 +138,7 @@ def test_json_can_hold_dates_of_any_year(days: list[int | None]) -> None:
     table = pa.table(
         {"d": column, "l": pa.array([[day] for day in days], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))}
     )
-    found = [json.loads(text) for text in json_messages.encode_objects(table).to_pylist()]
+    found = [json.loads(text) for text in json_rows.encode_objects(table).to_pylist()]
     assert [row.get("d") for row in found] == [row["l"][0] for row in found] == expected
 
 
@@ -148,12 +149,12 @@ def test_far_times_are_written_as_by_spark() -> None:
     times = pa.chunked_array([pa.array(us, pa.int64()).cast(pa.timestamp("us", "UTC"))])
     dates = pa.chunked_array([pa.array(days, pa.int32()).cast(pa.date32())])
     # What to_json of Spark 4.3 gives for these.
-    assert [json.loads(one) for one in json_messages.encode_values(times).to_pylist()] == [
+    assert [json.loads(one) for one in json_rows.encode_values(times).to_pylist()] == [
         *("+55840-11-08T22:13:20.000Z", "0000-12-31T23:59:59.999Z", "-0075-07-04T22:13:20.000Z"),
         *("+10000-01-01T00:00:00.000Z", "-290308-12-21T19:59:05.224Z", "+294247-01-10T04:00:54.775Z"),
         "1969-12-31T23:59:59.999Z",
     ]
-    assert [json.loads(one) for one in json_messages.encode_values(dates).to_pylist()] == [
+    assert [json.loads(one) for one in json_rows.encode_values(dates).to_pylist()] == [
         *("0001-01-01", "0000-12-31", "9999-12-31", "+10000-01-01"),
         *("+55840-11-09", "-5877641-06-23", "+5881580-07-11"),
     ]
@@ -165,7 +166,7 @@ def test_strings_that_are_not_utf8_are_escaped_in_json_and_avro() -> None:
     )
     rows = pa.table({"city": names})
     expected = [{"city": "M\\xfcnchen"}, {"city": '"\\xff"'}, {"city": "Paris"}]
-    assert [json.loads(text) for text in json_messages.encode_objects(rows).to_pylist()] == expected
+    assert [json.loads(text) for text in json_rows.encode_objects(rows).to_pylist()] == expected
     schema = fastavro.parse_schema(json.loads(outgoing.avro_schema_of("s", rows.schema)))
     messages = outgoing.avro_messages(rows, 1).to_pylist()
     assert [fastavro.schemaless_reader(io.BytesIO(one[5:]), schema) for one in messages] == expected

@@ -19,9 +19,9 @@ from slackwater.errors import NotFound
 from slackwater.operations.staging.clone import clone
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.kafka.json_rows import encode_objects
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Record
-from slackwater.pipeline.messages.json_messages import encode_objects
 from slackwater.pipeline.run.program import load_app
 from slackwater.snapshot.change.stages import request_retry
 from slackwater.snapshot.gc.collect import collect

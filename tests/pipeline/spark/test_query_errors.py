@@ -2,7 +2,7 @@
 
 import pytest
 from pyspark.errors import PySparkException
-from slackwater.errors import TooMuch
+from slackwater.errors import Gone, TooMuch
 from slackwater.pipeline.spark.user_errors import parse_query_error, reason_of
 
 AROUND = "Py4JJavaError: An error occurred while calling o1.collectToPython.\n: org.apache.spark.SparkException: {}\n"
@@ -69,3 +69,14 @@ def test_an_error_in_a_worker_is_reported_without_sparks_text_around_it() -> Non
     told = parse_query_error("legs", text)
     assert (type(told), str(told)) == (TooMuch, "stage 'legs': the row has 22 MB")
     assert "nothing is lost" in told.hint
+
+
+def test_a_hint_with_a_command_comes_from_the_worker_and_other_hints_are_those_of_a_run() -> None:
+    skip = "restore the file; to pass over the file: slackwater reset APP --topic files:in --to-offset 2"
+    for hint, expected in ((skip, skip), ("choose a later moment", "the topic's retention has deleted them")):
+        error = parse_query_error("legs", f"slackwater.errors.Gone: it is gone\nhint: {hint}\n0a1b null\n")
+        assert isinstance(error, Gone)
+        assert error.message == "stage 'legs': it is gone"
+        assert error.hint.startswith(expected)
+    assert parse_query_error("legs", "slackwater.errors.Refused: no\nhint: try this\n").hint == "try this"
+    assert parse_query_error("legs", "slackwater.errors.Refused: no\n").hint == ""

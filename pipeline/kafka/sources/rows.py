@@ -1,0 +1,235 @@
+"""Rows of a source's files as records: lines of text as they are, rows of Parquet as JSON objects."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ....errors import Gone, ObjectNotFound, Refused
+from ....store.archive.columns import HEADERS, SCHEMA, TIME
+from ....store.objects.protocol import ObjectStore
+from ....store.objects.range_file import RangeFile
+from ....store.sst.arrow_types import map_nested
+from ..columns import ArchivedMessages
+from ..declared_source import Source
+from ..json_rows import encode_objects
+from .file_list import SourceFile
+from .text import Marks, index_lines, read_lines
+
+_CHUNK_ROWS = 10_000
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileReader:
+    """Reads the files of a source. `store` opens other roots."""
+
+    source: Source
+    store: ObjectStore
+
+    def count_rows(self, path: str, size: int) -> tuple[int, Marks]:
+        """Return a file's number of rows, or of lines, and the marks of a text. Raises `Refused` if it is unreadable.
+
+        Raises `ObjectNotFound` if it does not exist.
+        """
+        if self.source.content == "parquet":
+            with self._open_parquet(path, size) as parquet:
+                return int(parquet.metadata.num_rows), ()
+        chunks = self._read_chunks(path, 0)
+        lines, marks = index_lines(chunks, quoted=self.source.content == "csv")
+        return lines, marks
+
+    def records(self, first_offset: int, file: SourceFile, first: int, last: int) -> Iterator[ArchivedMessages]:
+        """Yield the records of a file at offsets `first` to `last` - 1; the file begins at `first_offset`.
+
+        Raises `Gone` if the file does not exist any more, or has changed.
+        """
+        try:
+            self._check_unchanged(file)
+            for rows, values in self._read(file, max(0, first - first_offset), min(file.rows, last - first_offset)):
+                yield self._messages(first_offset, file, rows, values)
+        except ObjectNotFound:
+            raise self._gone_error(file) from None
+
+    def place(self, file: SourceFile, row: int) -> str:
+        """Return the place of a row for messages: `file:///in/a.jsonl line 17`. Rows and lines count from 1."""
+        kind = "row" if self.source.content == "parquet" else "line"
+        if self.source.kind == "files":
+            return f"{self._url(file.path)} {kind} {row + 1}"
+        return f"{self._version(file)}, row {row + 1} of {file.path}"
+
+    def _read(self, file: SourceFile, first: int, last: int) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array]]:
+        source = self.source
+        if source.content == "parquet":
+            yield from self._read_parquet(file, first, last)
+            return
+        lines = read_lines(
+            lambda start: self._read_chunks(file.path, start), file.marks, first, last, quoted=source.content == "csv"
+        )
+        for numbers, texts in lines:
+            skipped = int(source.header and numbers[0] == 0)
+            for at in range(skipped, len(texts), _CHUNK_ROWS):
+                chunk = slice(at, at + _CHUNK_ROWS)
+                yield numbers[chunk], pa.array(texts[chunk], pa.binary())
+
+    def _read_parquet(
+        self, file: SourceFile, first: int, last: int
+    ) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array]]:
+        with self._open_parquet(file.path, file.bytes) as parquet:
+            at = 0
+            for number in range(parquet.num_row_groups):
+                group_end = at + parquet.metadata.row_group(number).num_rows
+                if at >= last or group_end <= first:
+                    at = group_end
+                    continue
+                for batch in parquet.iter_batches(_CHUNK_ROWS, row_groups=[number]):
+                    skip, stop = max(0, first - at), min(batch.num_rows, last - at)
+                    if skip < stop:
+                        rows = pa.Table.from_batches([batch]).slice(skip, stop - skip)
+                        yield np.arange(at + skip, at + stop), encode_rows(rows, file.constants)
+                    at += batch.num_rows
+                    if at >= last:
+                        return
+
+    def _messages(
+        self, first: int, file: SourceFile, rows: npt.NDArray[np.int64], values: pa.Array
+    ) -> ArchivedMessages:
+        count = len(rows)
+        kind = "row" if self.source.content == "parquet" else "line"
+        headers: dict[str, pa.Array] = {
+            "file": _repeat(self._url(file.path).encode(), pa.binary(), count),
+            kind: pa.array(rows + 1).cast(pa.string()).cast(pa.binary()),
+        }
+        if file.version:
+            headers["version"] = _repeat(str(file.version).encode(), pa.binary(), count)
+        columns = {
+            "topic": _repeat(self.source.topic, pa.string(), count),
+            "partition": _repeat(0, pa.int32(), count),
+            "offset": pa.array(first + rows, pa.int64()),
+            "timestamp": _repeat(file.time_ms, pa.int64(), count).cast(TIME),
+            "timestampType": _repeat(0, pa.int32(), count),
+            "key": pa.nulls(count, pa.binary()),
+            "value": values.cast(pa.binary()),
+            "headers": _header_lists(headers, count),
+        }
+        return ArchivedMessages(pa.table(columns, schema=SCHEMA))
+
+    def _open_parquet(self, path: str, size: int) -> pq.ParquetFile:
+        store, key = self._locate(path)
+        local = store.local_path(key)
+        try:
+            if local is not None and local.exists():
+                return pq.ParquetFile(local, memory_map=True)
+            fetched = RangeFile(size, lambda start, length: store.get_range(key, start, length))
+            return pq.ParquetFile(pa.PythonFile(fetched, mode="r"), pre_buffer=True)
+        except pa.ArrowInvalid as error:
+            raise Refused(
+                f"{self.source.label}: {self._url(path)} is no Parquet file: {error}",
+                hint="remove the file; files that are being written begin with '_' or '.'",
+            ) from None
+
+    def _read_chunks(self, path: str, start: int) -> Iterator[bytes]:
+        store, key = self._locate(path)
+        if path.endswith(".gz"):
+            yield self._unpacked(store.get(key), path)[start:]
+            return
+        while data := store.get_range(key, start, _CHUNK_BYTES):
+            yield data
+            start += len(data)
+
+    def _unpacked(self, data: bytes, path: str) -> bytes:
+        try:
+            return gzip.decompress(data)
+        except (OSError, EOFError) as error:
+            raise Refused(f"{self.source.label}: {self._url(path)} is no gzip file: {error}") from None
+
+    def _check_unchanged(self, file: SourceFile) -> None:
+        """Raise `Gone` if a file of a folder was written again. Files of tables never are."""
+        if self.source.kind != "files":
+            return
+        store, key = self._locate(file.path)
+        now = next((info for info in store.list(key) if info.key == key), None)
+        if now is None:
+            raise ObjectNotFound(key, store.url)
+        if (now.size_bytes, max(0, now.modified_ms)) != (file.bytes, file.time_ms):
+            raise Gone(
+                f"{self._url(file.path)} has changed since it was read: it had {file.bytes:,} bytes and now has "
+                f"{now.size_bytes:,}, or has another time",
+                hint="restore the file as it was, with its time; write new rows to a new file",
+            )
+
+    def _gone_error(self, file: SourceFile) -> Gone:
+        if self.source.kind == "files":
+            hint = "restore the file, with its time; or choose a moment whose files still exist"
+        else:
+            hint = (
+                "choose a later moment, or one whose rows an input archive keeps (docs/archive.md); let "
+                f"{'VACUUM' if self.source.kind == 'delta' else 'expire_snapshots'} keep files for longer"
+            )
+        label = "" if self.source.kind == "files" else f"{self._version(file)}: "
+        return Gone(f"{label}{self._url(file.path)} does not exist any more", hint=hint)
+
+    def _version(self, file: SourceFile) -> str:
+        return f"{self.source.label} {'version' if self.source.kind == 'delta' else 'snapshot'} {file.version}"
+
+    def _url(self, path: str) -> str:
+        url = path if _is_absolute(path) else f"{self.source.address}/{path}"
+        return url if "://" in url else f"file://{url}"
+
+    def _locate(self, path: str) -> tuple[ObjectStore, str]:
+        if not _is_absolute(path):
+            return self.store.at(self.source.address), path
+        root, _, key = path.rpartition("/")
+        if root.startswith("file:"):
+            root, key = unquote(urlsplit(root).path), unquote(key)
+        return self.store.at(root.replace("s3a://", "s3://", 1) or "/"), key
+
+
+def _is_absolute(path: str) -> bool:
+    return "://" in path or path.startswith(("/", "file:/"))
+
+
+def _repeat(value: Any, kind: pa.DataType, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def _header_lists(headers: Mapping[str, pa.Array], count: int) -> pa.Array:
+    width = len(headers)
+    by_row = np.arange(width * count).reshape(width, count).T.ravel()
+    names = pa.array(list(headers) * count, pa.string())
+    values = pa.concat_arrays([*headers.values()]).take(pa.array(by_row))
+    entries = pa.StructArray.from_arrays([names, values], fields=list(HEADERS.value_type))
+    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1) * width, pa.int32()), entries).cast(HEADERS)
+
+
+def encode_rows(rows: pa.Table, constants: Mapping[str, Any]) -> pa.Array:
+    """Encode rows as JSON objects that `from_json` reads; times to the microsecond, binary values as base64.
+
+    `constants` are values of more columns.
+    """
+    columns = {name: map_nested(rows[name].combine_chunks(), _exact_times) for name in rows.column_names}
+    for name, value in constants.items():
+        columns[name] = pa.repeat(pa.scalar(value), rows.num_rows)
+    return encode_objects(pa.table(columns))
+
+
+def _exact_times(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _exact_times(column.dictionary_decode())
+    if pa.types.is_timestamp(kind):
+        plain = column.cast(pa.int64()).cast(pa.timestamp(kind.unit)).cast(pa.timestamp("us"), safe=False)
+        text = pc.replace_substring(plain.cast(pa.string()), " ", "T", max_replacements=1)
+        return pc.binary_join_element_wise(text, "Z" if kind.tz else "", "")
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_time(kind):
+        return column.cast(pa.string())
+    return column
