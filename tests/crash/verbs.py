@@ -83,8 +83,8 @@ def command_line(app: FlightsApp, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let verbs in the block use the app's store and its Kafka."""
     kafka = NumberedBroker(app.kafka, store_of(app))
     patch.setattr("slackwater.store.objects.open.open_store", lambda _root, **_settings: app.store)
-    patch.setattr(channels, "KafkaChannels", lambda _properties: kafka)
-    patch.setattr("slackwater.pipeline.kafka.open.open_kafka", lambda _properties: kafka)
+    patch.setattr(channels, "KafkaChannels", lambda *_, **_options: kafka)
+    patch.setattr("slackwater.pipeline.kafka.open.open_kafka", lambda *_, **_options: kafka)
     # Removals wait for the store's clock, which does not advance.
     patch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
     patch.setenv("SLACKWATER_STORE", "memory")

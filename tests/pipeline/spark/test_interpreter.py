@@ -177,7 +177,8 @@ def test_planners_are_forked_with_their_modules_and_get_sparks_environment() -> 
 
             loaded = "slackwater.pipeline.source.readers" in sys.modules
             zips = [entry for entry in sys.path if entry.endswith("pyspark.zip")]
-            return [InputPartition((pyspark.__file__, loaded, "PYTHON_WORKER_FACTORY_SECRET" in os.environ, zips))]
+            told = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
+            return [InputPartition((pyspark.__file__, loaded, told, zips))]
 
         def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
             yield partition.value
@@ -188,7 +189,7 @@ def test_planners_are_forked_with_their_modules_and_get_sparks_environment() -> 
             return "told"
 
         def schema(self) -> str:
-            return "file string, loaded boolean, secret boolean, zips array<string>"
+            return "file string, loaded boolean, told boolean, zips array<string>"
 
         def reader(self, schema: StructType) -> DataSourceReader:
             return Reader()
@@ -198,4 +199,4 @@ def test_planners_are_forked_with_their_modules_and_get_sparks_environment() -> 
     spark.dataSource.register(Source)
     (row,) = spark.read.format("told").load().collect()
     assert Path(row.file).parent == HOME
-    assert (row.loaded, row.secret, row.zips) == (True, True, [])
+    assert (row.loaded, row.told, row.zips) == (True, True, [])
