@@ -46,14 +46,17 @@ class SparkSource(DataSource):
             if name.lower() not in _OPTIONS:
                 raise Usage(
                     f"{name!r} is not an option of format 'slackwater'{nearest_hint(name, _OPTIONS)}",
-                    hint="the options are at and store; .schema(…) selects columns",
+                    hint="the options are 'at' and 'store'; .schema(…) selects columns",
                 )
         settings = load(store=options.get("store"))
         place, path = StoreLocation(settings.store_root(), settings.s3), options.get("path", "")
         at, version = options.get("at", ""), options.get("version", "").removeprefix("v")
         if version and (at or not version.isdecimal()):
-            problem = "and at exclude each other: give one of them" if at else "is not a version number"
-            raise Usage(f"version {version!r} {problem}")
+            raise Usage(
+                "the options 'version' and 'at' exclude each other: give one of them"
+                if at
+                else f"option 'version' is {version!r}; expected a version number"
+            )
         if version:
             self._table = VersionedTable.from_version(place, path, int(version), int(options.get("clock_ms", "0")))
         else:

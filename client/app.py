@@ -219,7 +219,7 @@ class StoredApp(AppFailover):
             Usage: neither records nor `undo` are given, or both; a location is malformed, or no Kafka is configured.
             NotFound: no stage has read a record since then, the versions that did were collected, there is nothing to
                 undo, or a file with a value cannot be read.
-            Refused: a key's row depends on more than its records, the program is no function of its input, sinks got
+            Refused: a key's row depends on more than its records, the program is nondeterministic, sinks got
                 rows that cannot be corrected or would refuse the corrected ones, too many keys are touched, or the app
                 did not come to rest in time.
         """

@@ -95,7 +95,7 @@ class Moment(Displayable):
         """
         cut, damage = resolve_despite_damage(client.store, ref, now_ms=instants.now_ms())
         if damage is not None:
-            client.note(f"only {', '.join(cut.stages)} is {participle}: {damage.message}")
+            client.note(f"note: {participle} without damaged stages, only {', '.join(cut.stages)}: {damage.message}")
         client.note_thinned(ref, cut.thinned)
         return cls(client, ref, cut, is_undamaged=damage is None)
 
@@ -251,8 +251,8 @@ class Moment(Displayable):
         if ending not in values.ENDINGS:
             if tables or force:
                 raise Usage(
-                    f"{'table' if tables else 'force'} needs a file; {path} would be a folder, which has the whole "
-                    "app and is never overwritten",
+                    f"{path} would be a folder: an export to a folder always has all tables and overwrites nothing, "
+                    f"so {'tables' if tables else 'force'}= needs a file",
                     hint=f"name the file so that it ends in one of {', '.join((*values.ENDINGS, *FILE_SUFFIXES))}",
                 )
             return rows.folder_export_result(self._write_folder(path, on_progress), self.cut)

@@ -94,7 +94,7 @@ def cause_without_replay(client: Backends, verdict: Verdict) -> Cause:
     if (done := find_operation_cause(store, verdict)) is not None:
         return done
     if (verdict_hop := find_untouched_keys(store, client.cache, verdict)) is not None:
-        how = "; a replay (--code) tells whether a record of another key is at fault"
+        how = "; add --code to test by a replay if a record of another key is the cause"
         return absence_cause(
             store, verdict, verdict_hop, proved=False, suffix="" if _non_kafka_sources(verdict) else how
         )
@@ -122,7 +122,7 @@ def _missing_for_replay(client: Backends, verdict: Verdict, codes: ProgramFiles)
     if not codes:
         how = f"add --code {ran.path if ran else 'FILE'}, the program that ran"
         if attached is not None:
-            how = "add --code FILE:FUNCTION, which returns the source's rows before the operator"
+            how = "add --code FILE:FUNCTION, a function that turns the source's rows into the operator's input"
         client.note(f"note: to find the input record, {how}")
         return "nothing was replayed, because no program was given"
     if client.channels() is None:
@@ -184,8 +184,8 @@ def explain_row(
         declared = moment.table_declaration(table)  # raises for an unknown table
         stage = find_owner(table, moment.cut.stages)
         raise Refused(
-            f"{table} is a table beside {stage}, whose rows ({len(declared.columns)} columns) cannot be traced",
-            hint=f"ask for a row of {stage}; the key of a rejected record is its location",
+            f"{table} is a side table of {stage}, and its rows ({len(declared.columns)} columns) cannot be traced",
+            hint=f"give a row of {stage}; the key of a rejected record is already its location",
         )
     only = parse_key(table, newest.table, key)
     file = client.program_path(newest.app, code, "to replay the batches with", f"{_ran(newest)}, the program that ran")
@@ -229,8 +229,8 @@ def _note_forgotten(client: Backends, chosen: Iterable[Manifest]) -> None:
         index = forgotten.newest(client.store, app)
         if index.number > at:
             client.note(
-                f"note: keys of {app} were forgotten since then, last {format_with_age(index.time_ms)}: their archived "
-                "records are not replayed, and a row that only the replay has may be of a forgotten key"
+                f"note: keys of {app} were forgotten since then, last {format_with_age(index.time_ms)}: a replay lacks "
+                "their archived records, and a row that only the replay has may belong to a forgotten key"
             )
 
 

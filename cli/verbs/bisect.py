@@ -41,7 +41,7 @@ def bisect(
     app_name: str = argument("APP[/TABLE]", "The app, or the table that the condition is about."),
     python: str = option(
         "FILE:FUNCTION",
-        "Python function: takes a DuckDB connection with the tables, returns whether the moment is good.",
+        "Python function; gets a DuckDB connection with the tables, and returns True if the moment is good.",
         "",
     ),
     run: str = option(

@@ -47,7 +47,7 @@ def clone(
         session.show(result)
     except NotFound as error:
         if error.what == "app" and session.store_option and not to:
-            error.hint += "; --store is where the source is, --to says where the clone goes"
+            error.hint += "; --store is the source's store root, --to that of the clone"
         raise
 
 

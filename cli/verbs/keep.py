@@ -109,7 +109,7 @@ def edit(
     rows: Path | None = option(
         "FILE", "Parquet, CSV or JSON file with rows to upsert, with all columns of the table.", exists=True
     ),
-    hide_values: bool = flag("--hide-values", "Show the number of changed rows, no values."),
+    hide_values: bool = flag("--hide-values", "Show only the number of changed rows."),
     **options: Unpack[EditOptions],
 ) -> None:
     app, name = session.table(table_name)
@@ -181,7 +181,7 @@ def compact(
     session: Session,
     app_name: str = APP,
     stage: Repeated = option("NAME", "Only the table of this stage. Default: all. May be repeated."),
-    watch: bool = flag("--watch", "Keep merging what becomes due until Ctrl-C or SIGTERM."),
+    watch: bool = flag("--watch", "Run due merges until Ctrl-C or SIGTERM."),
     every: int = duration_option("How often --watch looks for work. Default: 5s.", 5000, min_ms=100, bare_seconds=True),
     **options: Unpack[CompactOptions],
 ) -> None:

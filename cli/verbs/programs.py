@@ -69,7 +69,7 @@ def run(
         "N", "Versions that a stage may run ahead of its last commit. Overrides the program.", min=0
     ),
     accept_loss: bool = flag(
-        "--accept-loss", "Continue without unread offsets that Kafka has deleted, or when a topic was recreated."
+        "--accept-loss", "Skip unread records that Kafka has deleted, and continue on recreated topics."
     ),
     master: str = option("URL", "Spark master.", "local[*]"),
     conf: Repeated = CONF,

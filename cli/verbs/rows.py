@@ -165,7 +165,7 @@ def asof(
     time: str = option("COLUMN", "The labels' column with the time: a timestamp (UTC without a zone) or a date.", ...),
     on: Repeated = option(
         "KEY[=COLUMN]",
-        "A key column, and the labels' column with its values. Default: the same names. May be repeated.",
+        "Key column KEY of the table equals column COLUMN of the labels. Default: the same names. May be repeated.",
     ),
     by: Literal["commit", "watermark"] = option(None, "Choose versions by commit time, or by watermark.", "commit"),
     out: Path | None = option("FILE", "Write all rows to a .parquet, .csv or .json file."),
@@ -184,7 +184,9 @@ def asof(
         values.check_ending(out)
     app, name, moment = split_table_ref(table)
     if moment:
-        raise Usage(f"--table {table} names a moment, but each label has its own", hint=f"leave out {moment}")
+        raise Usage(
+            f"--table {table} has a moment, but each row is read at its label's time", hint=f"omit the moment {moment}"
+        )
     columns = parse_pairs("--on", on, "KEY[=COLUMN]", "carrier=code")
     joined = session.app(app).asof(labels, name, time=time, on=columns, by=by)
     if out is not None:

@@ -68,7 +68,7 @@ def take(
 
 @verb("slackwater snapshot list flights", parent=snapshot, name="list")
 def list_(session: Session, app_name: str = APP) -> None:
-    """List the snapshots of an app, and open requests for one."""
+    """List the snapshots of an app, and the requested ones that are not complete yet."""
     session.show(session.app(app_name).snapshot_listing())
 
 

@@ -96,7 +96,7 @@ class RepairOptions(GuardedOptions, total=False):
     since: Annotated[
         When,
         Param(
-            "Leave what was read up to this moment: of a record that a reset read again, only the repetition goes.",
+            "Repair only batches after this moment. After a reset, this takes out the second reading of a record.",
             "REF",
             option="--from",
         ),
@@ -149,7 +149,9 @@ class CompactOptions(TypedDict, total=False):
     """
 
     threads: Annotated[int, Param("Parallel merges.", "N", default=1, limits=_AT_LEAST_ONE)]
-    full: Annotated[bool, Param("Merge each hash range into one sorted run, due or not. Drops tombstones.")]
+    full: Annotated[
+        bool, Param("Merge each hash range into one sorted run, even if no merge is due. Drops tombstones.")
+    ]
     dry_run: DryRun
 
 

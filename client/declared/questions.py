@@ -136,13 +136,15 @@ class ReconcileOptions(TypedDict, total=False):
     tolerance: Annotated[
         float,
         Param(
-            "Numbers that differ by at most this much count as equal. Default: rounding of floats alone.",
+            "Numbers that differ by at most this much count as equal. Default: only floats, by rounding errors.",
             "N",
             default=0.0,
             limits={"ge": 0},
         ),
     ]
-    time: Annotated[str, Param("Their column with the time at which a row was right: a timestamp or a date.", "COLUMN")]
+    time: Annotated[
+        str, Param("Their column with the time at which to read the table: a timestamp or a date.", "COLUMN")
+    ]
 
 
 class WhyNotOptions(TypedDict, total=False):

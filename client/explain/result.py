@@ -24,10 +24,10 @@ def explanation_result(explained: RowExplanation, *, payloads: bool = False) -> 
 def explanation_blocks(explained: RowExplanation, *, payloads: bool = False) -> Iterator[Block]:
     name = f"{explained.app}/{explained.table}, {_key(explained.key)}, at v{explained.version}"
     if not explained.versions:
-        yield f"{name}: there is no row, and no kept version has one"
+        yield f"{name}: the key has no row, here or in any kept version"
         return
     count = formats.plural(len(explained.sources), "record")
-    what = "made its row" if explained.row is not None else "made and removed its row"
+    what = "wrote its row" if explained.row is not None else "wrote and removed its row"
     yield Title(f"{name}: {count} {what}{'' if explained.is_whole else ', as far as known'}")
     yield TableBlock.from_rows(
         ("committed", "version", "", "column", ">before", ">after", "records"),
@@ -49,7 +49,7 @@ def _version_lines(version: RowVersion) -> Iterator[Sequence[Any]]:
     shown = [str(record.location) for record in version.records[: formats.MAX_SHOWN]]
     if (more := len(version.records) - len(shown)) > 0:
         shown.append(f"and {more:,} more")
-    records = ", ".join(shown) or ("-" if version.unknown else "none: the row fell due")
+    records = ", ".join(shown) or ("-" if version.unknown else "none: the row's due time passed")
     about = instants.format_with_age(version.time_ms), Name(version.name)
     if version.key is None:
         yield (*about, "sent", "", "", "", records)
@@ -82,13 +82,13 @@ def _sources_table(sources: Sequence[SourceRecord], *, payloads: bool) -> TableB
 def _minimal_lines(minimal: MinimalRecords) -> Iterator[Block]:
     count, replays = formats.plural(len(minimal.records), "record"), formats.plural(minimal.replays, "replay")
     if minimal.is_smallest:
-        fact = f"{count} give the row, and no fewer do ({replays} prove it)"
+        fact = f"{count} suffice for the row, and no smaller set does (proved by {replays})"
     elif minimal.is_minimal:
-        fact = f"{count} give the row, and none of them can be left out; another set may be smaller ({replays})"
+        fact = f"{count} suffice for the row, and each is needed; a different set may be smaller ({replays})"
     else:
-        fact = f"{count} give the row; a smaller set was not searched for any longer ({replays})"
+        fact = f"{count} suffice for the row; the search for a smaller set reached its limit ({replays})"
     yield Title(fact)
-    yield ", ".join(map(str, minimal.records[:_MAX_RECORDS])) or "none: the row is there without any"
+    yield ", ".join(map(str, minimal.records[:_MAX_RECORDS])) or "none: the row exists without any record"
 
 
 def explanation_data(explained: RowExplanation) -> dict[str, Any]:

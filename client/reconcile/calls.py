@@ -114,10 +114,13 @@ def explain_absence(
 ) -> WhyNot:
     """Explain why records are not in a row; see `AppHistory.why_not`."""
     if options["record"] and options["where"]:
-        raise Usage("record and where both name the records", hint="give one of them")
+        raise Usage("--record and --where (record= and where=) exclude each other", hint="give one of them")
     record = RecordLocation.parse(options["record"]) if options["record"] else None
     if record is not None and record.row is not None:
-        raise Usage(f"{record} is a row of a message in a repartition topic", hint="name the record of your topic")
+        raise Usage(
+            f"{record} is a row in a repartition topic; expected a record of a topic that the app reads",
+            hint="give a record of your own topic: TOPIC[PARTITION]@OFFSET",
+        )
     values = key if isinstance(key, tuple) else (key,)
     with _open_place(client, moment, table, replays) as place:
 

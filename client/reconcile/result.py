@@ -90,7 +90,7 @@ def _summary(keys: Sequence[KeyDifference]) -> str:
     counts = Counter(key.reasons[0].kind for key in keys if key.reasons)
     parts = [f"{count:,} {LABELS[kind]}" for kind, count in counts.most_common()]
     if others := sum(not key.reasons for key in keys):
-        parts.append(f"{others:,} without a record known to be missing")
+        parts.append(f"{others:,} without a known missing record")
     return f"{formats.plural(len(keys), 'key')}: {', '.join(parts)}"
 
 
@@ -110,7 +110,7 @@ def _parted(key: KeyDifference) -> str:
     if change is None:
         return "-"
     at = f"v{change.version}, {instants.format_with_age(change.time_ms)}"
-    return at if key.parting.had_theirs else f"never theirs; since {at}"
+    return at if key.parting.had_theirs else f"{at}, never equal to theirs"
 
 
 def _reasons_table(keys: Sequence[KeyDifference]) -> TableBlock:
@@ -194,7 +194,7 @@ def absence_blocks(found: Absence) -> Iterator[Block]:
         some = f", such as {first}" if len(found.counted) > _MAX_REASONS else f": {first}"
         yield f"counted: {formats.plural(len(found.counted), 'record')}{some}"
         if doubted := sum(not reason.proved for reason in found.counted):
-            yield f"{doubted:,} of them not proved"
+            yield f"{doubted:,} of them without proof"
         if not found.reasons:
             yield found.counted[-1].sentence
     yield from found.gaps

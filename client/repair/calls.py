@@ -61,7 +61,7 @@ def repair_records(
         )
     if (not (drop or replace) and not options["undo"]) or (drop and options["undo"]):
         raise Usage(
-            "a repair takes records to drop or to replace, or undoes the newest repair, with --replace if it replaced",
+            "a repair needs --drop, --replace or --undo (with --replace, too, if the repair replaced records)",
             hint=f"slackwater repair {app} --drop 'TOPIC[PARTITION]@OFFSET' --dry-run",
         )
     dropped = dict.fromkeys(map(RecordLocation.parse, drop))

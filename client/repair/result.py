@@ -24,7 +24,7 @@ def repair_result(done: RepairDone, *, dry_run: bool) -> BlockGenerator:
     rows = sum(map(len, plan.changes.values()))
     what = done.repair.what if done.repair is not None else "the repair"
     if done.repair is None and not rows:
-        yield AlreadyDone(f"the tables of {app} are repaired for these records")
+        yield AlreadyDone(f"the tables of {app} are already repaired for these records")
     elif dry_run:
         yield Title(f"{what}: would change {plural(rows, 'row')} of {app}")
     else:
@@ -32,7 +32,7 @@ def repair_result(done: RepairDone, *, dry_run: bool) -> BlockGenerator:
     for record, versions in plan.read_by.items():
         yield f"{record} was read by {', '.join(versions)}"
     for stage, newest in sorted(done.repair.since.items()) if done.repair is not None else ():
-        yield f"what {stage} read up to v{newest} stays"
+        yield f"batches of {stage} up to v{newest} are not repaired (--from)"
     for stage, changes in plan.changes.items():
         yield ""
         version = f" v{done.versions[stage][1]}" if stage in done.versions else ""
@@ -42,7 +42,7 @@ def repair_result(done: RepairDone, *, dry_run: bool) -> BlockGenerator:
             yield f"and {more:,} more; --json gives all"
     yield from _sink_lines(done)
     for reader, channel, sent in plan.in_flight:
-        yield f"{reader} has still to read what the sender's v{sent} sent to {channel}: run the app first"
+        yield f"{reader} has not read the rows that v{sent} of the sender wrote to {channel}: run the app first"
     if not dry_run and done.versions and not done.undone:
         yield "to undo it: ", NextCommand(f"slackwater repair {app} --undo")
     data = {
@@ -74,7 +74,7 @@ def _sink_lines(done: RepairDone) -> Iterator[Block]:
     corrected = {} if done.leaves_sinks else plan.corrected
     if any(corrected.values()):
         yield ""
-        yield Title("sinks whose consumers get the new rows")
+        yield Title("corrections sent to sinks")
         yield TableBlock.from_rows(
             ("sent by", "to", ">rows", ">tombstones"),
             (
@@ -91,7 +91,7 @@ def _sink_lines(done: RepairDone) -> Iterator[Block]:
     if not (left := plan.sinks if done.leaves_sinks else plan.uncorrected):
         return
     yield ""
-    yield Title("rows that sinks got and that the repair does not correct")
+    yield Title("rows published to sinks that the repair does not correct")
     yield TableBlock.from_rows(
         ("sent by", "to", ">would not be sent", ">would be sent", ""),
         (

@@ -197,7 +197,7 @@ def _drill(result: DrillResult) -> Iterator[Block]:
 
 def _sentence(result: DrillResult) -> str:
     if not result.passed:
-        return f"{result.app} cannot be recovered from {result.root} as it was"
+        return f"{result.app} cannot be fully recovered from {result.root}"
     return f"{result.app} can be recovered from {result.root}: ready to run after {duration(result.ready_ms)}"
 
 

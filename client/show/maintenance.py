@@ -69,7 +69,7 @@ def gc_result(done: Collected) -> BlockGenerator:
         (s.stage, s.versions, s.ssts, gone, s.kept_versions, whole, size_kept) for s, gone, whole, size_kept in sizes
     )
     yield TableBlock.from_rows(headings, rows)
-    rules = _RULES | ({"retention": "that no rule expires"} if done.retention.keeps_everything else {})
+    rules = _RULES | ({"retention": "without an expiry rule"} if done.retention.keeps_everything else {})
     for stage in done.stages:
         yield f"{stage.stage} keeps {', '.join(f'{count(n)} {rules[rule]}' for rule, n in stage.rules.items())}"
     for stage in done.stages:
@@ -213,7 +213,7 @@ def rewind_result(done: Rewound, *, dry_run: bool) -> BlockGenerator:
     yield from _effects(done)
     if plan.others:
         had = " and ".join(plan.others)
-        yield f"since that moment, {had} had this name by a promotion: rows that {had} published are not undone either"
+        yield f"since that moment, this name belonged to {had} after a promotion; rows that {had} published stay, too"
     if done.snapshot and not dry_run:
         was = f"{app}@{done.snapshot}"
         yield f"undone state: {was}; to return to it: ", NextCommand(f"slackwater rewind {was}")
@@ -438,7 +438,7 @@ def _search_blocks(findings: KeySearchResult, app_name: str) -> Iterator[Block]:
     yield from _unproved(findings.unproved)
     if findings.elsewhere:
         objects = plural(len(findings.elsewhere), "object")
-        yield f"{objects} contain a key in fields from which no key is made; the rows may be of other people:"
+        yield f"{objects} contain the text of a key in other fields; these rows may concern other people:"
         yield from _matches_table(findings.elsewhere)
     how = (
         "all of them decoded in full"

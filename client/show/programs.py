@@ -65,7 +65,7 @@ def init_result(done: Initialised, program: str, *, dry_run: bool) -> BlockGener
     yield f"it continues at {formats.format_offsets(done.offsets.items())}"
     if done.others:
         starts = formats.format_offsets(done.starts.items())
-        begins = f"at {starts}" if starts else "where the program says"
+        begins = f"at {starts}" if starts else "at the program's starting offsets"
         yield f"{', '.join(done.others)} {'begins' if len(done.others) == 1 else 'begin'} without rows, {begins}"
     if not dry_run:
         yield "to run it: ", NextCommand(f"slackwater run {program} --app {done.app}")

@@ -209,7 +209,7 @@ def _keys(case: ReportInput, changed: KeyChanges | None, mask: Mask) -> Iterator
     if changed and changed.from_predicate:
         yield Section("The key before the commit, and after it", tuple(blocks(changed)))
     elif changed:
-        note = Remark("The predicate names no key of this table: these are all that the commit changed.")
+        note = Remark("The predicate names no key of this table: these are all keys that the commit changed.")
         yield Section("What the commit changed", (note, *blocks(changed)))
 
 

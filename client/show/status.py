@@ -80,8 +80,8 @@ def _replica(app: AppOverview) -> Iterator[Block]:
         yield f"replica of {link.root}; {seen}"
     elif link.state == "left":
         yield (
-            f"replaced: recovered {instants.format_with_age(link.time_ms)} by {link.by}, and runs in "
-            f"{link.root} since then"
+            f"replaced: it was recovered {instants.format_with_age(link.time_ms)} by {link.by}, and now runs in "
+            f"{link.root}"
         )
     else:
         yield f"recovered {instants.format_with_age(link.time_ms)} by {link.by} from the replica of {link.root}"
@@ -183,8 +183,8 @@ def _event_times(app: AppOverview) -> Iterator[Block]:
     for stage in app.stages:
         if stage.watermark_ms is not None or stage.ahead or stage.late:
             watermark = "none yet" if stage.watermark_ms is None else instants.format_with_age(stage.watermark_ms)
-            ahead = f"; {plural(stage.ahead, 'row')} came too far ahead of the clock" if stage.ahead else ""
-            late = f"; {plural(stage.late, 'row')} left out of the table as late" if stage.late else ""
+            ahead = f"; {plural(stage.ahead, 'row')} dated too far in the future" if stage.ahead else ""
+            late = f"; {plural(stage.late, 'late row')} not added to the table" if stage.late else ""
             yield f"{stage.stage}: watermark {watermark}{ahead}{late}"
 
 

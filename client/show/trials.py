@@ -39,8 +39,8 @@ def trial_result(outcome: TrialResult, code: str, *, show_values: bool) -> Resul
 def sentence(outcome: TrialResult) -> str:
     differing = [_name(item) for item in _compared(outcome) if _has_differences(item)]
     if not differing:
-        return f"{outcome.app}: nothing differs over {plural(outcome.records, 'record')}"
-    return f"{outcome.app}: {', '.join(differing)} differ over {plural(outcome.records, 'record')}"
+        return f"{outcome.app}: no difference after {plural(outcome.records, 'record')}"
+    return f"{outcome.app}: differences in {', '.join(differing)} after {plural(outcome.records, 'record')}"
 
 
 def trial_page(outcome: TrialResult, code: str, mask: Mask) -> Page:

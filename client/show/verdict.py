@@ -204,8 +204,10 @@ def in_flight_note(outcome: Verdict, explanation: TracedCause | None) -> str:
     """Return a note if rows of the bad record may be in flight in a clone of the last good moment; else empty."""
     if outcome.lineage.direct == outcome.lineage.sources or ref_to_clone(outcome, explanation) != outcome.good_ref:
         return ""
-    upstream = "an upstream stage may have read the cause before"
-    return f"note: {upstream} {outcome.good_ref}, which then has rows of it in flight: clone an earlier moment"
+    return (
+        f"note: at {outcome.good_ref}, rows of the bad record may already be in flight, because an upstream stage may "
+        "have read it: clone an earlier moment"
+    )
 
 
 def verdict_notes(outcome: Verdict, edge: str = "") -> Iterator[str]:

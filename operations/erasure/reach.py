@@ -43,7 +43,7 @@ def list_out_of_reach(members: tuple[Member, ...], kafka: KafkaTopics | None) ->
             if (kind, topic) not in unreached:
                 unreached[kind, topic] = OutOfReach(kind, topic, _retention_ms(kafka, topic))
         for topic, count in archive.count_unarchived_offsets(member).items():
-            kind = f"{count:,} offsets of {topic} that {member.app} has read and has yet to archive"
+            kind = f"{count:,} offsets of {topic} that {member.app} has read but not archived yet"
             unreached["archive", f"{member.store.url} {member.app} {topic}"] = OutOfReach("archive", kind)
         if any(snapshot.name.startswith(_ICEBERG_PREFIX) for snapshot in list_snapshots(member.store, member.app)):
             kind = f"Iceberg tables of {member.app}, which are broken until the next export"

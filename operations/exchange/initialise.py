@@ -372,7 +372,7 @@ def _done(store: ObjectStore, first: Manifest, *, already: bool, dry_run: bool) 
 
 def other_start_offsets_error(info: AppInfo) -> Refused:
     """Return the error for a request of first offsets that differ from those of the existing app."""
-    starts = ", ".join(f"{topic} {at}" for topic, at in sorted(info.starts.items())) or "where the program says"
+    starts = ", ".join(f"{topic} {at}" for topic, at in sorted(info.starts.items())) or "the program's starting offsets"
     return Refused(
         f"app {info.name!r} already exists, with other start offsets: {starts}",
         hint="omit the offsets to use these, or load the rows under another app name",

@@ -154,7 +154,7 @@ class FollowedTopic:
     def read_batch(self, batch: int, /) -> ReadableBatch:
         planned = self._batches.get(batch)
         if planned is None:
-            raise Gone(f"batch {batch} of {self.topic} is not planned any more")
+            raise Gone(f"the plan of batch {batch} of {self.topic} was discarded")
         ids = {self.topic: planned.topic_id}
         return ReadableBatch(
             batch, {self.topic: planned.ends}, None, None, planned.time_ms, topic_ids=ids, read_ms=planned.read_ms
@@ -171,7 +171,7 @@ class FollowedTopic:
             # A batch may be read long after the poll, for instance because the store did not answer.
             late = self._reason_for_late(batches[0].since_ms)
             if reason := next((batch.reason for batch in batches if batch.reason), late):
-                _log.warning("%s: all of its records are compared with the stored rows", reason)
+                _log.warning("%s: the whole topic is read again and compared with the stored rows", reason)
                 raise Gone(reason)
             spans = tuple(ranges(batches[0].starts, batches[-1].ends))
             yield merge_rows(self._rows(spans, batches[-1].topic_id), key, self._records.log_schema)
@@ -199,7 +199,7 @@ class FollowedTopic:
             return self.kafka.topic_state(self.topic)
         except NotFound as error:
             raise Unavailable(
-                f"topic {self.topic!r} does not exist any more", hint="attach continues when it was created again"
+                f"topic {self.topic!r} does not exist any more", hint="create it again: attach then continues"
             ) from error
 
     def _poll(self) -> None:

@@ -191,7 +191,7 @@ class _Documents:
                 for value in json_leaves(document, steps):
                     yield row, value
             except UnreadableJson:
-                self.undecodable[row] = f"{comparison.text} is a field of text that is not JSON"
+                self.undecodable[row] = f"the text is not JSON, so it has no field {comparison.text}"
 
     def _parse_column(self, column: Leaves, how: str) -> "_Parsed":
         read = _Parsed()

@@ -286,7 +286,7 @@ class Scenario:
                 hint="give one of --to-earliest, --to-latest, --to-datetime, --by-duration, --shift-by and --to-offset",
             )
         if scenarios[0].kind == "offset" and scenarios[0].value < 0:
-            raise Usage(f"--to-offset is {scenarios[0].value}; expected an offset from 0")
+            raise Usage(f"--to-offset is {scenarios[0].value}; expected 0 or more")
         return scenarios[0]
 
     def __str__(self) -> str:

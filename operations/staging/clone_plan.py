@@ -256,7 +256,7 @@ def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[st
 def _check_name_free(target: ObjectStore, name: str) -> None:
     if history.list_stages(target, name):
         raise Refused(
-            f"{target.url} has stages of an app {name!r} that has no identity",
+            f"{target.url} has stages of an app {name!r}, but not its app.json",
             hint="choose another name, or remove that app",
         )
     apps.check_name_free(target, name)
@@ -282,7 +282,7 @@ def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppI
         if is_same and note.root == store.url:
             return note
         raise Refused(
-            f"app {name!r} is an unfinished clone of {description}, and this call is for another moment or other terms",
+            f"app {name!r} is an unfinished clone of {description}, and this call has another moment or other options",
             hint="finish it with its original arguments, or choose another name; "
             f"`slackwater app rm {name}` removes it",
         )

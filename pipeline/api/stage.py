@@ -210,7 +210,7 @@ def _check_types(stage: Stage) -> None:
         )
     for column in stage.key:
         if not isinstance(column, str):
-            raise Usage(f"{where}: key is {column!r}; expected the name of a column, or several", hint='key="country"')
+            raise Usage(f"{where}: key is {column!r}; expected a column name, or several", hint='key="country"')
 
 
 def check_stage(stage: Stage) -> None:
@@ -221,7 +221,7 @@ def check_stage(stage: Stage) -> None:
     if len(set(stage.key)) != len(stage.key):
         raise Usage(f"stage {stage.name!r}: key is {stage.key!r}, which names a column twice; name each column once")
     if stage.table is not DEFAULT_TABLE and stage.state is None:
-        raise Usage(f"stage {stage.name!r} has table= and keeps no state, so it has no table")
+        raise Usage(f"stage {stage.name!r} has table=, but no state= and so no table; remove one or add the other")
     if stage.event_time.emits == "final" and (stage.state is None or not stage.emits_to):
         lacks = "keeps no state" if stage.state is None else "writes nothing"
         raise Usage(f'stage {stage.name!r} has event_time(emits="final") and {lacks}')

@@ -170,7 +170,7 @@ def table(
             raise Usage(f"ttl {ttl!r} is {total_ms} ms; expected 1 ms to 1,000,000 days")
         lifetime = Ttl(total_ms, ttl_by or "")
     if ttl_by and lifetime is None:
-        raise Usage(f'table: ttl_by is {ttl_by!r} and there is no ttl; say how long, ttl="7 days"')
+        raise Usage(f"table: ttl_by is {ttl_by!r}, but ttl is missing", hint='ttl="7 days"')
     options = TableOptions(
         check_whole("table: partitions", partitions, 1, limits.MAX_PARTITIONS),
         tasks,

@@ -250,9 +250,9 @@ class Claimer:
         reconcile_table(self.app, stage, shape.table, head, shape.parts)
         if shape.lateness_columns and head is not None and head.ssts and head.event_time is None:
             _log.warning(
-                "stage %s/%s has event time from now on: rows whose window ended before the watermark are no longer "
-                "added to its table. event_time(late=...) can send them to an output, or keep adding them, as before, "
-                "with late='keep'",
+                "stage %s/%s uses event time from now on: its table no longer gets late rows (their window ended "
+                "before the watermark). event_time(late='keep') adds them as before; other values of late= send them "
+                "to an output",
                 self.app.name,
                 stage.name,
             )

@@ -33,7 +33,7 @@ R = TypeVar("R")
 def check_one_predicate(wrong: SearchOptions) -> None:
     """Raise `Usage` unless exactly one of `where` and `check` is given."""
     if bool(wrong["where"]) == bool(wrong["check"]):
-        raise Usage("give exactly one of where and check", hint="where is a query that returns the wrong rows")
+        raise Usage("give exactly one of 'where' and 'check'", hint="'where' is a query that returns the wrong rows")
 
 
 class Searcher:

@@ -352,7 +352,9 @@ async def why_not(
     """
     request, masking = call.request, call.masking
     if options["where"] and not masking.show:
-        raise Usage("values are hidden, so records cannot be chosen by a condition", hint="give record, or neither")
+        raise Usage(
+            "values are hidden, so records cannot be chosen by a condition", hint="give 'record', or omit 'where'"
+        )
     stored_app = await request.app_with_all_tables(app, "the records of a row")
     absence, notes = await explain_absence(
         request, stored_app, table, ref, options, lambda declared: masking.key(table, declared, key)

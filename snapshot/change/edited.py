@@ -265,7 +265,7 @@ def _check_parts(head: Manifest, changes: KeyChanges) -> None:
                 examples = changes.keys.filter(pa.array(changed)).slice(0, MAX_EXAMPLES)
                 raise Refused(
                     f"in {int(changed.sum()):,} rows, such as {format_examples(examples)}, the edit changes {name} of "
-                    f"{head.stage}, which belongs to the rows of {table_name(head.stage, side)}",
+                    f"{head.stage}, which must agree with the rows of {table_name(head.stage, side)}",
                     hint="leave the column as it is (null in a new row); a deleted key loses its parts, too",
                 )
 

@@ -101,7 +101,7 @@ def why_not_reached(store: ObjectStore, head: Manifest, at: SwitchoverPosition) 
 def _offsets_apart(source: Input, at: Offsets) -> str:
     moves = [end - had for end, had in _pairs(source, at)]
     if any(step < 0 for step in moves):
-        return f"read {-sum(min(0, step) for step in moves):,} offsets of {source.topic} too many"
+        return f"has read {-sum(min(0, step) for step in moves):,} offsets of {source.topic} too many"
     return f"still to read {sum(moves):,} offsets of {source.topic}" if any(moves) else ""
 
 

@@ -97,9 +97,9 @@ _lock = runtime.lock()
 def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
     """Return the commits from `from_ms` (0: the first commit) to `to_ms` (0: the newest commit), both inclusive.
 
-    Makes one read per page, one per point that no page has, a few per stage, and one per annotation. Leaves out the
-    single old versions that garbage collection kept from the time before the gapless history. Raises `NotFound` (no
-    such app) and `Corruption` (of a newest version).
+    Reads one object per page, per point outside of pages and per annotation, and a few per stage. Omits versions from
+    before the gapless history, of which garbage collection kept only some. Raises `NotFound` if the app does not exist,
+    and `Corruption` if the newest version of a stage is damaged.
     """
     created_ms = apps.read_app(store, app).created_ms
     with _lock:

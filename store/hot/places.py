@@ -44,7 +44,7 @@ def declare_hot_place(store: ObjectStore, app: str, root: str) -> None:
     outer, inner = sorted((url, store.url), key=len)
     if f"{inner}/".startswith(f"{outer.rstrip('/')}/"):
         raise Usage(
-            f"hot is {root!r}, and the store is {store.url}: expected roots of which none lies inside the other",
+            f"hot is {root!r}, and the store is {store.url}: expected two roots, neither inside the other",
             hint='name another bucket, such as: hot = "s3://NAME--ZONE--x-s3/PREFIX"',
         )
     places = PLACES.all(store, app)

@@ -64,7 +64,10 @@ def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
     folders = owner_folders(store, called)
     if ago >= len(folders):
         raise NotFound(
-            "app", name, found=f"{called!r} was promoted to another app {len(folders) - 1} times", hint=f"say {called}"
+            "app",
+            name,
+            found=f"{called!r} has had {len(folders) - 1} earlier owner{'s' * (len(folders) != 2)}",
+            hint=f"name the current owner: {called}",
         )
     return folders[ago:]
 

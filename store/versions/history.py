@@ -280,7 +280,10 @@ class VersionNumbers(Sequence[int]):
 
 
 def version_numbers(store: ObjectStore, app: str, stage: str, newest: int) -> VersionNumbers:
-    """Return the versions up to `newest`, which exists, that are not collected. Costs two or three requests."""
+    """Return the numbers of all stored versions up to `newest`. Version `newest` must exist.
+
+    Makes two or three requests.
+    """
     limit = horizon.newest(store, app)
     first = limit.first.get(stage) or _first_existing(store, app, stage)
     kept_versions = limit.kept.get(stage, ())

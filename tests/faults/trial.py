@@ -84,7 +84,7 @@ def _is_past(time_ms: int) -> bool:
 
 
 def _mixed(order: Random, healthy: Planter, plants: Sequence[Plant], phase: int) -> list[Record]:
-    """Return the records of a phase: healthy ones, with the records of each plant, in order, at random places."""
+    """Return the records of a phase: healthy records, and at random places those of each plant in their order."""
     sent: list[list[Record]] = [[healthy.ordinary()] for _ in range(HEALTHY)]
     last: list[Record] = []
     for plant in plants:

@@ -171,7 +171,7 @@ KINDS = ("aggregate", "upsert", "update", "window", "session", "join", "stateles
 
 
 def random_program(number: int) -> RandomProgram:
-    """Return the program with this number. Even numbers have a planted dependence."""
+    """Return the program with this number. Programs with even numbers contain a `Plant`: they are nondeterministic."""
     chosen = Random(number)
     plant = None if number % 2 else PLANTS[number // 2 % len(PLANTS)]
     kind = (plant.kind if plant else "") or (KINDS[number // 2 % len(KINDS)] if plant is None else chosen.choice(KINDS))

@@ -1,4 +1,4 @@
-"""Comparison of a table with an external file, and the reason for each differing key: seconds, and right reasons."""
+"""Compare a table with an external file: the duration, and how many differing keys get the right reason."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def describe_records(bad: BadCommit, guilty: RecordPath) -> Cause:
         text = "is the first of several: without this record, others in the batch are still bad"
     else:
         earlier_records = f"{needs:,} record{'' if needs == 1 else 's'}" if needs else "records"
-        with_others = f"is the record with which it turned bad, with {earlier_records} before it"
+        with_others = f"is the record that turned it bad, together with {earlier_records} before it"
         text = "is the record behind it" if is_alone else with_others
         kind, evidence = "record", {"alone": is_alone, "needs": needs}
     one_of = 1 + len(guilty.tied) if guilty.tied else None

@@ -80,7 +80,7 @@ def find_record_in_window(kafka: Kafka, verdict: Verdict, function: InputFunctio
         rows = _run_function(read, function)
         candidates, key_row = _match_keys(rows, changed.keys)
         if not len(candidates):
-            raise UnprovedRecord("no record that the function keeps has one of these keys")
+            raise UnprovedRecord("the function returns no record with one of these keys")
     except (UnprovedRecord, NotFound) as error:
         return RecordPath((), None, error.message, windows, None)
     numbers = np.asarray(rows[RECORD])[candidates]
@@ -88,7 +88,7 @@ def find_record_in_window(kafka: Kafka, verdict: Verdict, function: InputFunctio
     nearest = 0 if of_key == 1 else _nearest_row(rows.take(pa.array(candidates)), key_row, changed)
     if nearest is None:
         some = ", ".join(str(_address(read, int(number))) for number in np.unique(numbers)[:3])
-        reason = f"{of_key:,} records of the batch have the key, and no numbers show which is the cause: {some}, …"
+        reason = f"{of_key:,} records of the batch have the key, and no number column tells them apart: {some}, …"
         return RecordPath((), None, reason, windows, None, of_key=of_key)
     number = int(numbers[nearest])
     address = _address(read, number)

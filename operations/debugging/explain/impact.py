@@ -244,7 +244,7 @@ class ImpactWalk:
                 pairs = pair_similar_rows(rows.select(received.column_names).cast(received.schema), received)[1]
                 numbers = part.numbers[pairs]
                 if len(pairs) < rows.num_rows:
-                    self.unknown[f"a replay does not send to {batch!r} what it read from {channel}"] = None
+                    self.unknown[f"a replay gives other rows than {batch!r} read from {channel}"] = None
                 self._reach(batch, numbers[numbers < batch.replay.count])
                 for number in numbers[numbers >= batch.replay.count].tolist():
                     rejected, _ = self._rejection(batch, batch.address(number))

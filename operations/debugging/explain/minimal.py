@@ -51,7 +51,7 @@ def minimal_records(walk: RowWalk, newest: Manifest, key: pa.Table) -> MinimalRe
     max_tries = (_MAX_FOLDED if fold is not None else _MAX_REPLAYED) // len(walk.batches.opened)
     records, is_smallest, is_minimal = find_smallest_failing(items, gives_row, max_tries=max_tries)
     if fold is not None and not search.is_bad(group_by_part(records)):
-        raise UnprovedRecord("a replay of the smallest set in memory and one of the batches give different rows")
+        raise UnprovedRecord("the smallest set gives one row in memory, and another in a replay of its batches")
     locations = tuple(part.batch.address(number) for part, number in records)
     return MinimalRecords(locations, is_smallest, is_minimal, tried)
 

@@ -263,8 +263,10 @@ class _Explanation:
         if self.found.gaps:
             return self._not_searched()
         if all(topic.ends is None for topic in topics):
-            return MissingReason("absent", f"no record of it was read; Kafka was not asked for later ones ({where})")
-        return MissingReason("absent", f"no record of it is in {where}")
+            return MissingReason(
+                "absent", f"no record of the key was read; Kafka was not asked for later ones ({where})"
+            )
+        return MissingReason("absent", f"no record of the key is in {where}")
 
     def _not_searched(self) -> MissingReason:
         """Return `lost`, `skipped` or `forgotten` if it explains all unreadable records of a key, else `unknown`."""
@@ -278,10 +280,10 @@ class _Explanation:
             fates += (self.fates.of_record(RecordLocation(topic, extent.partition, at), 0) for at in sorted(ends))
         kinds = {fate.kind for fate in fates} | ({"forgotten"} if found.erased else set())
         if kinds == {"forgotten"} and found.erased:
-            return MissingReason("forgotten", f"no record of it is left: {found.gaps[0]}", proved=False)
+            return MissingReason("forgotten", f"no record of the key remains: {found.gaps[0]}", proved=False)
         if kinds in ({"lost"}, {"skipped"}):
             return replace(
-                fates[0], sentence=f"no record of it is left: {fates[0].sentence}", record=None, proved=False
+                fates[0], sentence=f"no record of the key remains: {fates[0].sentence}", record=None, proved=False
             )
         return unknown
 

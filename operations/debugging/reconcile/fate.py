@@ -177,7 +177,7 @@ class RecordFates:
                 )
         if offset >= read_to:
             was_asked = find_topic(self.finder.sources, record.topic).ends is not None
-            unsure = "" if was_asked else "; without Kafka, it is not known if there is such a record"
+            unsure = "" if was_asked else "; without Kafka, it is unknown if the record exists"
             return MissingReason("unread", f"{stage} has read {place} up to offset {read_to}{unsure}", proved=was_asked)
         for reset in source.resets:
             starts, ends = (span[partition] if partition < len(span) else 0 for span in (reset.starts, reset.ends))
@@ -222,7 +222,7 @@ class RecordFates:
         if not in_effect:
             undone = _rewind_after(head, read[-1].version)
             return MissingReason(
-                "rewound", f"{_name(read[-1])} counted it, and {undone} undid that; the offsets stayed"
+                "rewound", f"{_name(read[-1])} counted it, and {undone} undid that without re-reading it"
             )
         if wrote := [version for version in in_effect if self._wrote(version, number)]:
             by = _name(wrote[-1])
@@ -253,8 +253,8 @@ class RecordFates:
         row = self.readers[number].read_newest(self.heads[self.stage])
         if row is None or row.seq < read.row_seq:
             return None
-        sent = f"{_name(reached.path[-1][1])} read it, and what it kept may have been sent later"
-        return MissingReason("counted", f"{sent}: the row of the key was written since", proved=False)
+        sent = f"{_name(reached.path[-1][1])} read it, and may have sent its rows later"
+        return MissingReason("counted", f"{sent}: the key's row was written since then", proved=False)
 
     def _wrote(self, version: Manifest, number: int) -> bool:
         table = version.table
@@ -306,8 +306,8 @@ class RecordFates:
                 index = forgotten.newest(self.store, version.app)
                 return MissingReason(
                     "forgotten",
-                    f"keys were forgotten from what {_name(version)} wrote, last at {format_iso(index.time_ms)}; that "
-                    "the program gave no row for the key is possible too",
+                    f"keys were forgotten from rows that {_name(version)} wrote, last at {format_iso(index.time_ms)}; "
+                    "or the program returned no row for the key",
                     proved=False,
                 )
         return None
@@ -348,7 +348,7 @@ class RecordFates:
             if end_ms is not None and watermark is not None:
                 ended = f"the window of the key had ended at {format_iso(end_ms)}"
                 return MissingReason("late", f"{fact}, and {ended}", proved=late >= read)
-            other = "" if late >= read else "; that the program gave no row for the key is possible too"
+            other = "" if late >= read else "; or the program returned no row for the key"
             return MissingReason("late", fact + other, proved=late >= read)
         return None
 

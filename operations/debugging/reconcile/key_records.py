@@ -94,7 +94,7 @@ class KeyRecords:
 
     def _cut_off(self) -> Iterator[str]:
         if self.is_cut_off:
-            yield f"of a key with more records, only the newest {MAX_RECORDS:,} were followed"
+            yield f"a key has more than {MAX_RECORDS:,} records: only its newest {MAX_RECORDS:,} were followed"
 
     def add(self, number: int, record: RecordLocation) -> None:
         own = self.records.setdefault(number, [])
@@ -212,7 +212,8 @@ class KeyFinder:
                 for number in tables.get(self.stage, ()):
                     result.add(number, record)
         result.other_gaps += [
-            f"{count:,} records of {topic.source.topic} were not decided: {why}" for why, count in undecided.items()
+            f"{count:,} records of {topic.source.topic} could not be searched: {why}"
+            for why, count in undecided.items()
         ]
 
     def holding(self, place: str, values: Sequence[bytes | None], rows: pa.Table) -> dict[int, set[int]]:

@@ -47,8 +47,8 @@ class ReplayedFates:
         walk.run(fate.record)
         settled = self._settled(walk, key)
         if settled is None or (walk.unknown and settled.kind != "counted"):
-            why = next(iter(walk.unknown), f"it does not show what became of it before {self.stage}")
-            return fate.unless(f". A replay did not tell: {why}")
+            why = next(iter(walk.unknown), f"it does not show what upstream stages did with it before {self.stage}")
+            return fate.unless(f". A replay did not decide: {why}")
         return replace(settled, record=fate.record)
 
     def _settled(self, walk: ImpactWalk, key: pa.Table) -> MissingReason | None:
@@ -59,7 +59,7 @@ class ReplayedFates:
             rows, name = rows_of_records(replay, numbers), f"{self.stage}@v{replay.after.version}"
             kept, late = replay.step.split_late(rows)
             if filter_by_keys(kept, key).num_rows:
-                return MissingReason("counted", f"in a replay of {name}, the program makes a row of the key of it")
+                return MissingReason("counted", f"in a replay of {name}, the program turns it into a row of the key")
             if filter_by_keys(late, key).num_rows:
                 reasons.append(MissingReason("late", f"in a replay of {name}, its row of the key is late"))
             elif rows.num_rows:

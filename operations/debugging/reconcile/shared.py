@@ -29,7 +29,7 @@ def doubt_counted(fates: Sequence[MissingReason], count: Callable[[str, int], in
             yield fate
         elif number:
             some = "the other record" if number == 2 else f"{number - 1:,} other records"
-            yield fate.unless(f", or {some} of the key that it read did: {_REPLAY}")
+            yield fate.unless(f", or wrote it from {some} of the key: {_REPLAY}")
         else:
             yield fate.unless(f", if it read no other record of the key: {_REPLAY}")
 

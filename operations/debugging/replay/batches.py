@@ -236,8 +236,8 @@ class OpenBatches:
         if not len(rows) == sent.num_rows == part.received.num_rows:
             most = max(sent.num_rows, part.received.num_rows)
             raise UnprovedRecord(
-                f"a replay of {sender!r} does not send what it sent then: {most - len(rows):,} of {most:,} rows are "
-                f"different. {explain_difference(self.program, replay.after)}"
+                f"a replay of {sender!r} sends other rows than it did then: {most - len(rows):,} of {most:,} differ. "
+                f"{explain_difference(self.program, replay.after)}"
             )
         if (made_of := replay.sent_records(every)) is not None:
             part.trace = part.numbers[records], made_of[rows]

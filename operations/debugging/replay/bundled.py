@@ -49,8 +49,8 @@ class BundledReplay(StageReplay):
         new_hashes = np.setdiff1d(rows["_hash"].to_numpy(), known_hashes)
         if len(new_hashes):
             raise Refused(
-                f"the program now writes {len(new_hashes)} keys that it did not write when the bundle was made, so "
-                "their rows before are not in it",
+                f"the program now writes {len(new_hashes)} keys that it did not write when the bundle was written, so "
+                "the bundle lacks their previous rows",
                 hint=f"write it again with this program: slackwater replay {self.after.app}/{self.after.stage}"
                 f"@v{self.after.version} --code FILE --bundle FILE.zip",
             )
@@ -191,12 +191,12 @@ def _check_inputs(replay: BundledReplay, bundle: Bundle) -> None:
     for name in (bundled_input.name for bundled_input in bundle.index.inputs):
         if name not in replay.schemas:
             raise Refused(
-                f"the program's stage {replay.after.stage!r} does not read {name!r}, which the bundle has records of"
+                f"the bundle has records of {name!r}, which the program's stage {replay.after.stage!r} does not read"
             )
     for name, schema in replay.schemas.items():
         if name not in bundle.records:
             raise Refused(
-                f"the program's stage {replay.after.stage!r} reads {name!r}, of which the bundle has no records"
+                f"the bundle has no records of {name!r}, which the program's stage {replay.after.stage!r} reads"
             )
         bundled = bundle.records[name].rows.schema
         if bundled.names != schema.names or bundled.types != schema.types:

@@ -116,9 +116,9 @@ def _refused(search: ColumnMapper, tables: Sequence[ReadableTable], label: str, 
 def _check_one_row(state: ReadableTable, table: Table, search: ColumnMapper) -> None:
     if [column.name for column in table.key] != state.key.names:
         search.problems.append(
-            f"the query has one row for all its input ({state.kind}), but the stage's key is "
-            f"{', '.join(column.name for column in table.key)}: declare key={state.key.names[0]!r}, which is 0 in "
-            "each row"
+            f"the query keeps a single row ({state.kind}), but the stage's key is "
+            f"{', '.join(column.name for column in table.key)}: declare key={state.key.names[0]!r}, a column that is "
+            "always 0"
         )
 
 

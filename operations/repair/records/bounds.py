@@ -26,7 +26,7 @@ class KeyLimit:
         if len(self.keys) > self.most:
             stages = ", ".join(sorted({name for name, _ in self.keys}))
             raise Refused(
-                f"the repair touches {len(self.keys):,} keys or more of {stages}; expected {self.most:,} at most",
+                f"the repair touches at least {len(self.keys):,} keys of {stages}; expected at most {self.most:,}",
                 hint="`slackwater impact` shows which; --max-keys allows more",
             )
 

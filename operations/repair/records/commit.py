@@ -225,7 +225,7 @@ class RepairCall:
         if unknown := [stage for stage in heads if stage not in self.program.app.stages]:
             raise Refused(
                 f"the program has no stage {', '.join(unknown)}, which {self.app} has",
-                hint="give the program that runs: --code FILE",
+                hint="give the app's current program: --code FILE",
             )
         own = self._repair
         included = [own] if own is not None else [other for other in self._others if other.records & self._names]
@@ -261,9 +261,9 @@ class RepairCall:
         if counts:
             names = ", ".join(f"{rows:,} of {stage} to {sink!r}" for (stage, sink), rows in counts.items())
             raise Refused(
-                f"consumers of {self.app} got rows that a repair cannot correct, because they are not the table's "
-                f"newest rows by its key: {names}",
-                hint="--dry-run shows these rows; --no-sinks repairs the tables, and leaves all sinks to you",
+                f"sinks of {self.app} published rows that a repair cannot correct, because they are not the newest "
+                f"rows of a table's keys: {names}",
+                hint="--dry-run shows these rows; --no-sinks repairs the tables, and sends nothing to sinks",
             )
 
     def _commit_all(self, plan: RepairPlan) -> RepairPlan:
@@ -284,9 +284,9 @@ class RepairCall:
             if plan.in_flight:
                 reader, channel, version = plan.in_flight[0]
                 raise Refused(
-                    f"{self.app}/{reader} has still to read what v{version} of the sender sent to {channel!r}, which "
-                    "the records went into",
-                    hint=f"run the app until it has read it, and repeat the command: slackwater status {self.app}",
+                    f"{self.app}/{reader} has not yet read rows of these records, which v{version} of the sender wrote "
+                    f"to {channel!r}",
+                    hint=f"run the app until `slackwater status {self.app}` shows no lag there, and repeat the command",
                 )
             try:
                 records = {} if self.no_sinks else self._records(plan)
@@ -328,7 +328,7 @@ class RepairCall:
                 for stage, changes in plan.changes.items()
             }
         except BadRecord as error:
-            raise Refused(error.message, hint="--no-sinks repairs the tables, and leaves all sinks to you") from error
+            raise Refused(error.message, hint="--no-sinks repairs the tables, and sends nothing to sinks") from error
 
     def _send(self, base: Manifest, records: Mapping[str, pa.Table]) -> Mapping[str, Sink]:
         return send_for_repair(self.program.kafka, base, records, patience_s=self.program.patience_s)

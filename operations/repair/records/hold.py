@@ -56,7 +56,7 @@ def await_rest(store: ObjectStore, app: str, heads: Heads, timeout_s: float, on_
             return
         if runtime.monotonic() > deadline:
             raise Refused(
-                f"the stages of {app} did not come to rest within {timeout_s:g} s: {why}",
+                f"the stages of {app} did not finish their batches within {timeout_s:g} s: {why}",
                 hint="repeat the command, with a longer --timeout",
             )
         if why != last_reason:

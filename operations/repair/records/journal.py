@@ -167,8 +167,8 @@ def substitutes_of(repairs: Iterable[Repair], values: Mapping[RecordLocation, by
             value = values.get(record := RecordLocation.parse(name))
             if value is None or xxh3_128_hexdigest(value) != checksum:
                 raise Refused(
-                    f"repair {repair.id} put another record in the place of {name}, whose value is not kept",
-                    hint=f"give it again, from the same file: --replace '{name}=FILE'",
+                    f"repair {repair.id} replaced {name}, and the store has only the checksum of the new value",
+                    hint=f"give the value again, from the same file: --replace '{name}=FILE'",
                 )
             result[record] = Substitute(value, repair.since)
     return result

@@ -162,7 +162,7 @@ class RepairPlanner:
         batch = self._open(head, version)
         if (number := batch.replay.number_of(record)) is None:
             raise Refused(
-                f"{batch!r} rejected {record}, so no row was made of it: there is nothing to repair",
+                f"{batch!r} rejected {record}, so no row depends on it: there is nothing to repair",
                 hint=f"slackwater rejected {head.app}/{head.stage}",
             )
         change = self._changes[head.stage].setdefault(version, BatchChange())
@@ -209,8 +209,8 @@ class RepairPlanner:
             pairs = pair_similar_rows(withdrawn.select(received.column_names).cast(received.schema), received)[1]
             if part is None or len(pairs) < withdrawn.num_rows:
                 raise Refused(
-                    f"a replay of the sender does not send to {batch!r} what it read from {channel!r}: the program is "
-                    "no function of its input",
+                    f"a replay of the sender gives other rows than {batch!r} read from {channel!r}: the program is "
+                    "nondeterministic",
                     hint="slackwater check FILE",
                 )
             numbers = part.numbers[pairs]

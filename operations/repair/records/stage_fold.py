@@ -210,7 +210,7 @@ class StageFold:
         self._settle(manifest)
 
     def _later_versions(self, version: int, key: pa.Table, value: int) -> Iterator[int]:
-        """Yield the later versions that wrote a key. Records reasons for versions that are not batches."""
+        """Yield the versions after `version` that wrote a key, and note changes without a batch in `_obstacles`."""
 
         def is_later(change: RowChange) -> bool:
             return change.version > version

@@ -222,7 +222,10 @@ def _range(name: str, column: pa.ChunkedArray) -> BooleanExpression:
 
 
 def _values(name: str, column: pa.ChunkedArray) -> BooleanExpression:
-    """Return a condition on a partition column. pyiceberg cannot compare the column's null with the ends of a range."""
+    """Return a condition that a partition column has one of these values.
+
+    It is no range, because pyiceberg fails when it compares null with the end of a range.
+    """
     values = [value for value in column.unique().to_pylist() if value is not None]
     if not values:
         return IsNull(name)  # type: ignore[arg-type, call-arg]

@@ -62,7 +62,7 @@ def test_a_dry_run_of_a_clone_changes_nothing(store: ObjectStore) -> None:
 def test_cloning_an_app_that_is_not_in_the_given_store_explains_the_store_option(tmp_path: Path) -> None:
     result = slackwater("clone", "flights", "flights-staging", "--store", str(tmp_path / "other"))
     assert result.exit_code == 1
-    assert "--to says where the clone goes" in result.stderr
+    assert "--to that of the clone" in result.stderr
 
 
 @pytest.mark.usefixtures("app")

@@ -54,7 +54,7 @@ def test_an_edit_is_previewed_by_key_applied_once_and_logged(app: FlightsApp) ->
         (["--drop", "flights[0]@1+0"], "flights[0]@1+0 is a row of a repartition topic"),
         (["--drop", "flights"], "'flights' is not the location of a record"),
         (["--replace", "flights[0]@1=nowhere"], "no file with a value named 'nowhere'; No such file"),
-        (["--undo", "--drop", "flights[0]@1"], "a repair takes records to drop or to replace, or undoes the newest"),
+        (["--undo", "--drop", "flights[0]@1"], "a repair needs --drop, --replace or --undo"),
     ],
 )
 def test_records_of_a_repair_are_named_once_and_have_values(

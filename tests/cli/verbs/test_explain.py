@@ -64,7 +64,7 @@ def test_why_names_the_records_of_a_row_at_a_moment(ran: Any) -> None:
     assert explained.row == first["row"]
     assert [str(each.location) for each in explained.records] == ["orders[0]@0"]
     assert not explained.unknown
-    assert "1 record made its row" in repr(explained)
+    assert "1 record wrote its row" in repr(explained)
 
 
 def test_impact_names_what_a_record_reached(ran: Any) -> None:

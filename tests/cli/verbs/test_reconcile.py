@@ -147,7 +147,7 @@ def test_no_message_has_a_password() -> None:
 
 
 def place_of(app: FlightsApp, carrier: str, *, last: bool = False) -> str:
-    """Return the address of this carrier's first record; with `last`, of a record that not all stages have read."""
+    """Return the address of the carrier's first record; with `last`, of one that only the stage `legs` has read."""
     places = [
         (partition, offset)
         for partition, messages in enumerate(app.kafka.topics["flights"])
@@ -179,9 +179,9 @@ def test_a_record_is_counted_filtered_or_in_flight(app: FlightsApp) -> None:
     ("args", "words"),
     [
         (("C1", "--record", "flights-1-2"), ("is not the location of a record", "flights[1]@49625")),
-        (("C1", "--record", "flights[0]@1+2"), ("is a row of a message",)),
+        (("C1", "--record", "flights[0]@1+2"), ("is a row in a repartition topic",)),
         (("C1", "--record", "orders[0]@1"), ("orders", "flights")),
-        (("C1", "--record", "flights[0]@1", "--where", "true"), ("both name the records",)),
+        (("C1", "--record", "flights[0]@1", "--where", "true"), ("exclude each other",)),
         (("C1", "C2"), ("carrier",)),
     ],
 )

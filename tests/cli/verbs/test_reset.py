@@ -58,7 +58,7 @@ def test_reset_sets_the_offsets_and_is_logged() -> None:
         (("--to-earliest", "--all-topics", "--topic", "flights"), 2, "a reset needs either topics or --all-topics"),
         (("--to-earliest", "--topic", "flights:a"), 2, "--topic 'flights:a' is not NAME or NAME:PARTITION"),
         (("--to-earliest", "--topic", "flights", "--topic", "flights:1"), 2, "each topic once"),
-        (("--to-offset", "-1", "--all-topics"), 2, "--to-offset is -1; expected an offset from 0"),
+        (("--to-offset", "-1", "--all-topics"), 2, "--to-offset is -1; expected 0 or more"),
         (("--by-duration", "soon", "--all-topics"), 2, "--by-duration 'soon' is not a span of time"),
         (("--to-datetime", "noon", "--all-topics"), 2, "--to-datetime 'noon' is not a time"),
         (("--shift-by", "-1000", "--all-topics"), 1, "flights[0] would be read from -"),

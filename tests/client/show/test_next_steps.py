@@ -62,7 +62,7 @@ def test_without_a_path_upstream_a_note_says_what_may_be_in_flight(app: FlightsA
     verdict = bisect(app.store, cache, "flights", WHERE)
     for traced in (None, path_of(verdict, ("carriers", verdict.bad_version))):
         assert ref_to_clone(verdict, traced) == verdict.good_ref
-        assert "in flight: clone an earlier moment" in in_flight_note(verdict, traced)
+        assert "clone an earlier moment" in in_flight_note(verdict, traced)
 
 
 def test_a_stage_that_reads_the_users_topic_has_nothing_in_flight(app: FlightsApp, cache: SstCache) -> None:

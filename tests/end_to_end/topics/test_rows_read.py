@@ -1,4 +1,4 @@
-"""Rows read are records, not offsets, which also count transaction markers and aborted records."""
+"""The number of rows read counts records. Offsets also count transaction markers and aborted records."""
 
 import json
 from pathlib import Path

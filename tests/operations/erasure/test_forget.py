@@ -145,7 +145,7 @@ def test_cached_references_of_this_process_lead_to_the_rewritten_objects(cache: 
 
 
 def test_other_processes_re_read_after_missing_a_deleted_object(cache: SstCache, tmp_path: Path) -> None:
-    """Such a process has an open moment, and no copy of an SST."""
+    """The other process resolved its moment before the forget, and has not cached the SST that the forget deletes."""
     app = busy_app()
     other, its_cache = fresh(app.store), SstCache(tmp_path / "other", 1 << 30)
     cut = resolve(other, "flights", now_ms=LATER_MS)
@@ -373,7 +373,7 @@ def test_forget_waits_until_records_already_read_are_archived(cache: SstCache) -
     done = make(app, cache, "aircraft=N002", pause=lambda: paused.append(1))
     assert (paused, [each.name for each in done.out_of_reach if each.what == "archive"]) == (
         [],
-        [f"{sum(heads)} offsets of flights that flights has read and has yet to archive"],
+        [f"{sum(heads)} offsets of flights that flights has read but not archived yet"],
     )
     store_of(app).clock_ms = now_ms()
     runners.HEARTBEATS.put(app.store, runners.Heartbeat("01JD0000000000000000000000", "host:1", {"legs": 1}), "flights")

@@ -245,7 +245,7 @@ def test_a_new_field_becomes_a_column_while_the_topic_is_followed(cache: SstCach
 
 
 def test_new_fields_far_apart_in_one_batch_become_columns(cache: SstCache, memory_kafka: MemoryKafka) -> None:
-    """A read has 10,000 records. A record of a later read has another new field than a record of the first."""
+    """A batch is read 10,000 records at a time: new fields appear in the first read, and others in a later one."""
     store, clock, topic = MemoryStore(), Clock(), LoggedTopic(memory_kafka, partitions=1)
     topic.create()
     topic.send(orders(0, 4))

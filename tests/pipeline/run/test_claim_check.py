@@ -199,4 +199,4 @@ def test_a_stage_that_starts_to_close_windows_over_existing_rows_says_so(
     app.stage(reads=sw.topic("t"), key=["k"], state=sw.aggregate(n=sw.count()), name="stage")(same)
     shape = StageSchemas({}, {}, ("k",), head.table, None, lateness_columns=late_by)
     claimer(app, stored.store).check_shape(app.stages["stage"], shape, head, {})
-    assert ("stage app/stage has event time from now on" in caplog.text) == told
+    assert ("stage app/stage uses event time from now on" in caplog.text) == told

@@ -327,7 +327,10 @@ def test_a_checkpoint_in_a_foreign_format_is_an_error() -> None:
 
 @dataclass(frozen=True)
 class Wrote:
-    """An upstream version of a channel with two partitions: rows by partition, messages of failed attempts, markers."""
+    """Messages that one upstream version wrote to a channel with two partitions.
+
+    `rows` are by partition, `litter` is the number of messages of failed attempts, and `markers` has snapshot names.
+    """
 
     rows: tuple[int, int]
     litter: int

@@ -126,8 +126,12 @@ def test_the_error_for_a_wrong_option_names_the_valid_ones(app: FlightsApp) -> N
         ({"path": "flights"}, errors.Usage, "is not a table"),
         ({"path": "flights/airports"}, errors.NotFound, "airports"),
         ({"path": "flight/aircraft"}, errors.NotFound, "flight"),
-        ({"path": "flights/aircraft", "version": "last"}, errors.Usage, "'last' is not a version number"),
-        ({"path": "flights/aircraft", "version": "3", "at": "-5m"}, errors.Usage, "'3' and at exclude each other"),
+        ({"path": "flights/aircraft", "version": "last"}, errors.Usage, "is 'last'; expected a version number"),
+        (
+            {"path": "flights/aircraft", "version": "3", "at": "-5m"},
+            errors.Usage,
+            "'version' and 'at' exclude each other",
+        ),
         ({"path": "flights/aircraft", "att": "-5m"}, errors.Usage, "nearest is 'at'|'att' is not an option"),
         ({"path": "flights/aircraft", "at": "2020-01-01T00:00:00Z"}, errors.NotFound, "begins at"),
     ):

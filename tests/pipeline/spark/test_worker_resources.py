@@ -1,4 +1,4 @@
-"""The resources that a worker opens are those of the driver."""
+"""A Spark worker opens stores with the driver's S3 settings."""
 
 from pathlib import Path
 

@@ -238,7 +238,7 @@ def test_a_program_declares_how_its_tables_are_compacted() -> None:
     assert sw.universal() == Policy()
     expected = Policy("leveled", l0_trigger=4, level_base_bytes=8 << 20, fanout=8, target_file_bytes=16 << 20)
     assert app.stages["b"].table.compaction == expected
-    with pytest.raises(Usage, match="so it has no table"):
+    with pytest.raises(Usage, match="no state= and so no table"):
         app.stage(reads=topic("t"), writes=sw.repartition("r", "k"), table=chosen_table, name="c")(lambda rows: rows)
 
 

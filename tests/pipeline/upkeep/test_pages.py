@@ -1,6 +1,6 @@
-"""A runner's pages equal the stored versions, also those of other processes.
+"""Pages that a runner writes equal the stored versions, whoever committed them.
 
-It does not read its own versions again.
+The runner reads only versions of other processes from the store.
 """
 
 from collections.abc import Collection

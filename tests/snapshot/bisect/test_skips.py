@@ -53,9 +53,9 @@ class Oracle:
 
 
 def linear(versions: int = VERSIONS, *, since: int = 0) -> MemoryStore:
-    """Return an app of one stage that reads a record per version.
+    """Return a store with an app whose only stage reads one record per version.
 
-    From version `since` on, its empty table has a column.
+    The stage's table is empty. From version `since` on, it has the column `extra`.
     """
     store = MemoryStore()
     apps.create_app(store, AppInfo("app", 1))

@@ -1,4 +1,4 @@
-"""Unequal rows of two tables in any order; floats are equal within the error of a sum's order."""
+"""Rows without an equal row in another table. Floats are equal if only the order of a sum may have changed them."""
 
 import json
 import math

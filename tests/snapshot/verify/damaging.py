@@ -1,4 +1,4 @@
-"""Functions that damage the bank of `fan_in`, and the report of its verification."""
+"""Functions that damage the stored objects of the app of `fan_in`, and one that verifies the app."""
 
 from collections.abc import Callable
 from typing import Any

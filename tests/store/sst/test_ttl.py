@@ -349,7 +349,7 @@ def test_a_stage_declares_its_ttl_and_contradictions_are_refused() -> None:
     weekly = table(ttl="7 days", ttl_by="at")
     app.stage(reads=topic("t"), key="k", state=upsert(by="at"), table=weekly, name="s")(lambda frame: frame)
     assert app.stages["s"].table.ttl == Ttl(7 * DAY_MS, "at")
-    with pytest.raises(Usage, match="no ttl"):
+    with pytest.raises(Usage, match="ttl is missing"):
         table(ttl_by="at")
-    with pytest.raises(Usage, match="has table= and keeps no state"):
+    with pytest.raises(Usage, match="has table=, but no state="):
         app.stage(reads=topic("t"), table=weekly, name="no-state")(lambda frame: frame)

@@ -189,7 +189,7 @@ def test_an_entry_that_was_dropped_is_created_again(
 
 
 class Beside:
-    """A catalog in which another export once changes entries, after an entry has been read."""
+    """A catalog that simulates another export: right after the first read of an entry, `change` runs once."""
 
     def __init__(self, catalog: Catalog, change: Callable[[], object]) -> None:
         self._catalog, self._changes = catalog, [change]

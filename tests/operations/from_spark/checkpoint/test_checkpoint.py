@@ -85,9 +85,10 @@ def test_each_state_store_provider_is_read_as_by_sparks_own_reader(
 def test_a_checkpoint_of_spark_3_equals_that_of_this_spark(
     query: str, provider: str, recorded: Callable[[str], Path], tmp_path: Path, spark: SparkSession
 ) -> None:
-    """Both ran the same query over the same files. Spark's own reader cannot read sessions of Spark 3.
+    """Both versions ran the same query over the same files.
 
-    Standard deviations are left out: they depend on the order of rows in a task.
+    The comparison omits standard deviations, which depend on the order of rows in a task. Spark's own reader is not the
+    oracle, because it cannot read sessions of Spark 3.
     """
     write_input(tmp_path / "input")
     run_query(spark.newSession(), query, provider, tmp_path / "input", tmp_path / "now")

@@ -80,7 +80,7 @@ def test_a_record_that_moved_the_watermark_is_refused_and_one_beside_it_is_not()
 def test_more_keys_than_allowed_are_refused() -> None:
     given = fed(three_stages(), Random(1), keys=KEYS)
     place = next(place for place, row in given.sent.items() if row["x"] < 90)
-    refuse(given.ran, place, Refused, "2 keys or more of accounts, shops", "--max-keys", max_keys=1)
+    refuse(given.ran, place, Refused, "at least 2 keys of accounts, shops", "--max-keys", max_keys=1)
 
 
 def test_what_was_never_read_or_never_taken_is_refused() -> None:

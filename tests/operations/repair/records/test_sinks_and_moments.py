@@ -32,7 +32,7 @@ def test_the_newest_rows_and_tombstones_are_sent_once_and_shown(tmp_path: Path) 
         planned = app.repair(dropped, dry_run=True)
         shown = repair_result(planned, dry_run=True)
         assert shown.data["corrected"] == {"t": (OUT,)}
-        assert "sinks whose consumers get the new rows" in str(shown)
+        assert "corrections sent to sinks" in str(shown)
         app.repair(dropped)
         assert sent(app) == first  # nothing is published without a runner
         for _ in range(2):
@@ -56,7 +56,7 @@ def test_a_repair_without_sinks_sends_nothing(tmp_path: Path) -> None:
         done = app.repair({("in", 0, 0): None}, no_sinks=True)
         shown = repair_result(done, dry_run=False)
         assert shown.data["corrected"] == {}
-        assert "rows that sinks got and that the repair does not correct" in str(shown)
+        assert "rows published to sinks that the repair does not correct" in str(shown)
         app.feed([])
         assert sent(app) == first
         assert app.tables() == app.expected({("in", 0, 0): None})

@@ -458,7 +458,7 @@ def test_an_unfinished_clone_cannot_be_resumed_with_other_arguments(app: Flights
     app.kafka.topics["corrected"] = app.kafka.topics["flights"]
     begun(app)
     for source, more in (("flights@other", {}), ("flights", {"topics": {"flights": "corrected"}})):
-        with pytest.raises(Refused, match=r"unfinished clone of flights@clone-staging .*, and this call is for"):
+        with pytest.raises(Refused, match=r"unfinished clone of flights@clone-staging .*, and this call has another"):
             make(app, source, **more)
     assert make(app).resumed
 

@@ -114,7 +114,7 @@ def test_an_undisturbed_promotion_is_immediate_and_a_repeated_one_reports_done(w
     assert sorted(number for _, number in world.published()) == list(range(18))
     assert {number for folder, number in world.published() if folder == "s"} == set(range(13, 18))
     assert world.promote("p", "s", calm=True).plan.done
-    with pytest.raises(NotFound, match="'p' was promoted to another app 1 times"):
+    with pytest.raises(NotFound, match="'p' has had 1 earlier owner"):
         apps.folder_of(world.store, "p~2")
 
 

@@ -72,7 +72,7 @@ def fake_gcs(folder: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _with_xml_puts(endpoint: str) -> Iterator[str]:
-    """Run a proxy before fake-gcs-server, which lacks PUT in the XML API. The proxy sends PUTs to the JSON API."""
+    """Run a proxy for fake-gcs-server that sends PUTs of the XML API, which the server lacks, to its JSON API."""
     netloc = urlsplit(endpoint).netloc
 
     class Proxy(BaseHTTPRequestHandler):
