@@ -188,8 +188,7 @@ class Storm:
         """Choose the next verb. A clone is promoted as soon as it has committed."""
         app = self.flights.app
         self.number += 1
-        follower = next((driver for driver in self.drivers if driver.app_folder == self.promoting), None)
-        if follower is not None and follower.commits() and all(one.name != "promote" for one in self.verbs):
+        if self._is_promotable():
             return self._promotion()
         copies = [name for name in self.clones if name.startswith("copy-")]
         impossible = {"clone": not self.names, "rm": len(copies) < 3}
@@ -220,7 +219,7 @@ class Storm:
             return bool(self.drivers) and self._kill_of_spark(self.chance.choice(self.drivers), kind)
         if kind in _NEEDED:
             commits = sum(driver.commits() for driver in self.drivers)
-            if commits == self.commits and self.chance.random() > 0.1:
+            if commits == self.commits and self.chance.random() > 0.02:
                 return False
             self.commits = commits
         if kind in ("broker", "s3"):
@@ -320,9 +319,14 @@ class Storm:
                 deadline, commits = time.monotonic() + patience_s, now
             for under_way in self.verbs:
                 under_way.kill_at_s = None
-            if self.promoting and not self.verbs:
+            if self._is_promotable():
                 self.start_verb(*self._promotion())
             time.sleep(0.5)
+
+    def _is_promotable(self) -> bool:
+        """Return True if the clone to be promoted has committed, and no verb promotes it."""
+        committed = any(driver.app_folder == self.promoting and driver.commits() for driver in self.drivers)
+        return committed and all(one.name != "promote" for one in self.verbs)
 
     def _promotion(self) -> tuple[str, ...]:
         app = self.flights.app
