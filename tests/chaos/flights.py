@@ -21,7 +21,7 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.open import open_store
-from slackwater.store.versions import apps, history
+from slackwater.store.versions import history
 
 from tests.pipeline.publish.reader import committed
 from tests.support.running import Ledger
@@ -210,12 +210,8 @@ class Judge:
     def check_app(self, folder: str) -> tuple[int, int]:
         """Check an app's newest moment and its snapshots; returns the numbers of snapshots and of versions."""
         store = open_store(self.flights.store)
-        # After promotions, the app in the folder has another name.
-        owners = apps.owner_folders(store, self.flights.app)
-        ago = owners.index(folder) if folder in owners else None
-        name = folder if ago is None else f"{self.flights.app}~{ago}" if ago else self.flights.app
         taken = [one.name for one in list_snapshots(store, folder) if one.kind != "clone"]
-        for ref in (name, *(f"{name}@{snapshot}" for snapshot in taken)):
+        for ref in (folder, *(f"{folder}@{snapshot}" for snapshot in taken)):
             self.check_verified(ref)
             self.check_moment(ref)
         return len(taken), self._count_versions(folder)

@@ -171,7 +171,7 @@ class Verb:
 
     @property
     def name(self) -> str:
-        return " ".join(self.words[:2]) if self.words[0] == "snapshot" else self.words[0]
+        return " ".join(self.words[: 2 if self.words[0] == "snapshot" or self.words[1] == "rm" else 1])
 
     def kill_if_due(self) -> bool:
         """Kill the verb if its time has come. Returns True if it was killed."""

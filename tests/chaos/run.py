@@ -19,8 +19,8 @@ from tests.chaos.storm import KILLS, Storm, storm
 
 RUNS = Path(__file__).with_name("runs.csv")
 KINDS = (*KILLS, "promoter", "verb")
-COLUMNS = ("seed", "minutes", *KINDS, "kills", "records", "versions", "snapshots", "clones", "promotions", "messages")
-COLUMNS += ("lost", "doubled")
+COLUMNS = ("seed", "minutes", *KINDS, "kills", "records", "versions", "snapshots", "clones", "promotions")
+COLUMNS += ("collections", "messages", "lost", "doubled")
 _CALM_S = 600.0
 _PER_SECOND = 40
 
@@ -47,13 +47,14 @@ def judge(blowing: Storm) -> dict[str, int]:
     """Compare everything in the store and the sink with the raw input."""
     flights, store = blowing.flights, open_store(blowing.flights.store)
     judged = flights.judge()
-    judged.check_tables(flights.app)
+    judged.check_tables(apps.folder_of(store, flights.app))
     judged.check_rejected()
     messages, folders = judged.check_sink(), apps.list_apps(store)
     snapshots, versions = (sum(count) for count in zip(*map(judged.check_app, folders), strict=True))
     blowing.problems += judged.problems
     figures = {"records": flights.sent + flights.garbage, "versions": versions, "snapshots": snapshots}
-    figures |= {"clones": len(folders) - 1, "promotions": len(apps.owner_folders(store, flights.app)) - 1}
+    verbs = {"clones": "clone: 0", "promotions": "promote: 0", "collections": "gc: 0"}
+    figures |= {name: blowing.done[success] for name, success in verbs.items()}
     return figures | {"messages": messages, "lost": judged.lost, "doubled": judged.doubled}
 
 

@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -46,9 +46,15 @@ KILLS = {
     "server": 3,
 }
 """Kinds of kills with their relative frequency. Verbs are killed in addition."""
+_VERBS = {"take": 2, "instant": 2, "clone": 3, "promotion": 4, "compact": 1, "gc": 2, "rm": 1}
+"""Kinds of verbs with their relative frequency."""
 _NEEDED = ("broker", "s3", "proxy")
 """Programs that every commit needs."""
-_OF_SPARK = ("driver", "jvm", "executor", "worker", "publisher")
+_ENDING = ("driver", "jvm", "publisher")
+"""Kills that end a runner. It starts for up to a minute, in which there is no other process of Spark to kill."""
+_OF_SPARK = ("executor", "worker", *_ENDING)
+_COMMITS_BEFORE_END = 6
+"""Number of commits that a runner makes before such a kill; a few kills come earlier."""
 _MASTER = "local-cluster[2,1,1024]"
 _MEAN_PAUSE_S = 1.0
 _RATE = 0.02
@@ -78,6 +84,8 @@ class Storm:
     ended: list[Driver] = field(default_factory=list)
     verbs: list[Verb] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
+    chosen: Counter[str] = field(default_factory=Counter)
+    """Number of verbs started, by their kinds in `_VERBS`."""
     done: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     answers: dict[str, object] = field(default_factory=dict)
@@ -155,8 +163,9 @@ class Storm:
             self.names.clear()  # which are another app's now
 
     def start_verb(self, *words: str, tries: int = 1) -> None:
-        """Start a verb. Half of all verbs are killed after a moment."""
-        kill_at_s = self.chance.uniform(0.5, 2) if self.chance.random() < 0.5 else None
+        """Start a verb. Half of all verbs, and the first run of each promotion, are killed after a moment."""
+        is_doomed = self.chance.random() < 0.5 or (words[0] == "promote" and tries == 1)
+        kill_at_s = self.chance.uniform(0.5, 2) if is_doomed else None
         started = verb(words, self.folder, self.environment, kill_at_s)
         started.tries = tries
         self.verbs.append(started)
@@ -166,29 +175,37 @@ class Storm:
         if len(self.verbs) < _MOST_VERBS and self.chance.random() < 0.4:
             self.start_verb(*self.choose_verb())
             return
-        kind = self.chance.choices([*KILLS], [*KILLS.values()])[0]
+        kind = self._choose(KILLS, self.kills)
         if self.kill(kind):
             self.kills[kind] += 1
             self.log(f"killed {kind}")
+
+    def _choose(self, kinds: Mapping[str, int], counts: Counter[str]) -> str:
+        """Choose a kind. One that seldom succeeded is tried more often: not every kind is possible at each moment."""
+        return self.chance.choices([*kinds], [weight / (1 + counts[kind]) for kind, weight in kinds.items()])[0]
 
     def choose_verb(self) -> tuple[str, ...]:
         """Choose the next verb. A clone is promoted as soon as it has committed."""
         app = self.flights.app
         self.number += 1
-        follower = next((driver for driver in self.drivers if driver.app_folder == self.promoting), None)
-        if follower is not None and follower.commits() and all(one.name != "promote" for one in self.verbs):
+        if self._is_promotable():
             return self._promotion()
-        kind = self.chance.choice(("take", "take", "instant", "clone", "clone", "compact", "gc", "rm", "promotion"))
-        if kind == "promotion" and not self.promoting and len(self.drivers) == 1:
+        copies = [name for name in self.clones if name.startswith("copy-")]
+        impossible = {"clone": not self.names, "rm": len(copies) < 3}
+        impossible["promotion"] = bool(self.promoting) or len(self.drivers) > 1
+        # Only a running app takes part in a snapshot. Several that wait would leave no place for other verbs.
+        impossible["take"] = any(one.name == "snapshot take" for one in self.verbs)
+        possible = {kind: weight for kind, weight in _VERBS.items() if not impossible.get(kind)}
+        kind = self._choose(possible, self.chosen)
+        self.chosen[kind] += 1
+        if kind == "promotion":
             self.promoting = f"{app}-{self.number}"
             return ("clone", app, self.promoting)
-        if kind == "clone" and self.names:
+        if kind == "clone":
             return ("clone", self.chance.choice(self.names), f"copy-{self.number}")
-        if kind == "rm" and len(self.clones) > 2:
-            copies = [name for name in self.clones if name.startswith("copy-")]
-            if copies:
-                self.clones.remove(copies[0])
-                return ("clone", "rm", copies[0], "--yes-really", copies[0])
+        if kind == "rm":
+            self.clones.remove(copies[0])
+            return ("clone", "rm", copies[0], "--yes-really", copies[0])
         if kind == "compact":
             return ("compact", app)
         if kind == "gc":
@@ -202,7 +219,7 @@ class Storm:
             return bool(self.drivers) and self._kill_of_spark(self.chance.choice(self.drivers), kind)
         if kind in _NEEDED:
             commits = sum(driver.commits() for driver in self.drivers)
-            if commits == self.commits and self.chance.random() > 0.1:
+            if commits == self.commits and self.chance.random() > 0.02:
                 return False
             self.commits = commits
         if kind in ("broker", "s3"):
@@ -218,18 +235,19 @@ class Storm:
         # Most kills let it go on in between, so that there are versions to disturb; some come amid a start. Spark
         # repeats a task whose executor or worker was killed, so these may come again before the next commit.
         again = 0.3 if kind in ("executor", "worker") else 0.02
-        if commits <= driver.struck_at and self.chance.random() > again:
+        needed = _COMMITS_BEFORE_END if kind in _ENDING else 1
+        if (commits <= driver.struck_at or commits < needed) and self.chance.random() > again:
             return False
         if kind == "publisher" and not self._is_publishing():
             return False
         victims = driver.victims("driver" if kind == "publisher" else kind)
         if not kill_one(victims, driver, self.chance):
             return False
-        driver.struck_at = 0 if kind in ("driver", "publisher", "jvm") else commits
+        driver.struck_at = 0 if kind in _ENDING else commits
         return True
 
     def _is_publishing(self) -> bool:
-        """Wait up to five seconds for an open transaction of the sink. Returns False if there is none."""
+        """Wait up to ten seconds for an open transaction of the sink. Returns False if there is none."""
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap, "log_level": 0})
         places = {TopicPartition(ALERTS, partition): OffsetSpec.latest() for partition in range(2)}
 
@@ -237,7 +255,7 @@ class Storm:
             asked = admin.list_offsets(places, isolation_level=level, request_timeout=2)
             return [answer.result().offset for answer in asked.values()]
 
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 10
         with suppress(KafkaException):
             while time.monotonic() < deadline:
                 if ends(IsolationLevel.READ_COMMITTED) < ends(IsolationLevel.READ_UNCOMMITTED):
@@ -301,9 +319,14 @@ class Storm:
                 deadline, commits = time.monotonic() + patience_s, now
             for under_way in self.verbs:
                 under_way.kill_at_s = None
-            if self.promoting and not self.verbs:
+            if self._is_promotable():
                 self.start_verb(*self._promotion())
             time.sleep(0.5)
+
+    def _is_promotable(self) -> bool:
+        """Return True if the clone to be promoted has committed, and no verb promotes it."""
+        committed = any(driver.app_folder == self.promoting and driver.commits() for driver in self.drivers)
+        return committed and all(one.name != "promote" for one in self.verbs)
 
     def _promotion(self) -> tuple[str, ...]:
         app = self.flights.app

@@ -39,6 +39,7 @@ from slackwater.snapshot.take.capture import read_captured
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
+from slackwater.store.versions.apps import folder_of
 from typer.testing import CliRunner
 
 APPS = Path(__file__).parents[1] / "apps"
@@ -305,14 +306,15 @@ class Ledger:
     def sql(self, query: str, ref: str | None = None) -> pa.Table:
         """Return the result of `slackwater query`."""
         store = open_store(self.store)
-        cut = resolve(store, ref or self.app, now_ms=time.time_ns() // 1_000_000)
+        cut = resolve(store, ref or folder_of(store, self.app), now_ms=time.time_ns() // 1_000_000)
         cache = SstCache(self.folder / "cache" / "query", 1 << 30)
         with connect(store, cache, cut) as connection:
             return run_query(connection, query)
 
     def has_caught_up(self) -> bool:
         """True if every stage has read all records available to it, and the topic has been read to its end."""
-        heads = resolve(open_store(self.store), self.app, now_ms=0).stages
+        store = open_store(self.store)
+        heads = resolve(store, folder_of(store, self.app), now_ms=0).stages
         ends = self.kafka.offset_bounds(self.topic)[1]
         return all(
             read.rows_passed == heads[read.upstream].outputs[name].sent if read.upstream else read.offsets == ends
