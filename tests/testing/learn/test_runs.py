@@ -23,7 +23,7 @@ app = sw.App("shares")
 
 def largest(rows, state):
     some = duckdb.from_arrow(rows).filter("x > 1").aggregate("max(x) AS most")
-    return pa.table({"most": [some.fetchone()[0] for _ in range(state.num_rows)]})
+    return pa.table({"most": [some.fetchall()[0][0] for _ in range(state.num_rows)]})
 
 
 @app.stage(reads=sw.topic("in"), key="k", state=sw.update(largest, state="most long"))
