@@ -51,12 +51,13 @@ def post_proposal(proposal: Proposal, url: str, form: PostFormat) -> None:
 
 
 def write_issue(proposal: Proposal, folder: Path) -> Path:
-    """Write a proposal as Markdown text of a GitHub issue, and return the file. Raises `Refused`.
+    """Write a proposal as Markdown text of a GitHub issue, and return the file. Creates the folder. Raises `Refused`.
 
     The first line is the title. The file is named after the failure, so the next report of the same failure overwrites
     it.
     """
     path = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '-', f'{proposal.app}-{proposal.invariant}')}.issue.md"
     with atomic_file(path, "--issues") as temporary:
+        folder.mkdir(parents=True, exist_ok=True)
         temporary.write_text(f"# {proposal.heading}\n\n{proposal.text}\n", encoding="utf-8")
     return path

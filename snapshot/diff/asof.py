@@ -227,9 +227,11 @@ def _read_steps(versions: VersionList, indexes: range, by: Clock) -> Iterator[_S
         added = () if begins else tuple(sst for sst in changed if sst.seq_max > newest_seq)
         seqs = max((sst.seq_max for sst in changed), default=0)
         shown_ms = manifest.time_ms if by == "commit" else manifest.watermark_ms
-        time_ms = _BEFORE_ALL_MS if shown_ms is None else shown_ms
+        if shown_ms is None:
+            # Before its first watermark, a stage may have rows, of which the next watermark is the earliest known time.
+            shown_ms = _NEVER_MS if any(True for _ in manifest.ssts) else _BEFORE_ALL_MS
         by_write = manifest.table is not None and expires_by_write_time(manifest.table.ttl) and by == "commit"
-        yield _Step(index, time_ms, manifest.clock_ms, by_write, begins, newest_seq, added)
+        yield _Step(index, shown_ms, manifest.clock_ms, by_write, begins, newest_seq, added)
         newest_seq, previous = seqs if begins else max(newest_seq, seqs), manifest
 
 

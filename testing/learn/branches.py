@@ -2,7 +2,8 @@
 
 `instrument` rewrites a program so that each condition passes through `note_outcomes`: of Python (`if`, `while`,
 ternaries, comprehensions, cases, handlers of errors), of Arrow and numpy (`filter`, `if_else`, `where`) and of Spark
-(`where`, `filter`, `when`). A reached branch is an empty file in a folder, which also Spark's workers write.
+(`where`, `filter`, `when`). A reached branch is an empty file in a folder, which also Spark's workers write; for
+conditions that Spark evaluates, it is a property of the driver's JVM.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-_FILTERS = ("where", "filter")
-_MASKS = (*_FILTERS, "if_else", "when")
+_MASKS = ("where", "filter", "if_else", "when")
 """Methods and functions with a condition for each row."""
 _NOTE = "_note_outcomes"
 """Name of the inserted function. A name with two underscores would be mangled within a class."""
@@ -64,7 +64,7 @@ class InstrumentedProgram:
 
     def reached(self, folder: Path) -> frozenset[Branch]:
         """Return the branches reported in a folder."""
-        names = {path.name for path in folder.iterdir()}
+        names = {path.name for path in folder.iterdir()} | _reached_in_spark(folder, self.branches)
         return frozenset(branch for branch in self.branches if branch.name in names)
 
 
@@ -83,9 +83,8 @@ def reporter(folder: str) -> Any:
 def note_outcomes(folder: str, name: str, kind: str, value: Any) -> Any:
     """Report the outcomes of a condition, and return the condition.
 
-    `kind` is "test" for a single condition, "filter" for the condition of a filter's rows, and "mask" for others of
-    rows. A condition of Spark is replaced by one that reports its outcomes when Spark evaluates it; null counts as
-    false.
+    `kind` is "test" for a single condition, and "mask" for a condition of rows. A condition of Spark is replaced by one
+    that reports its outcomes when Spark evaluates it; null counts as false.
     """
     if kind == "test":
         _note(folder, name, [bool(value)])
@@ -105,15 +104,26 @@ def note_outcomes(folder: str, name: str, kind: str, value: Any) -> Any:
         value = F.expr(value)
     if not isinstance(value, Column):
         return value
-    # Spark would choose between Arrow and pickled rows by type hints, and warns of those that it does not know.
-    noting = F.udf(partial(_note_row, folder, name), "boolean", useArrow=False)
-    # Otherwise Spark would join successive filters, and compute the later ones for rows that an earlier one drops.
-    return (noting.asNondeterministic() if kind == "filter" else noting)(value)
+    # A function of Python would compute the condition also for rows that an earlier condition excludes, for which it
+    # may fail. Spark keeps a call of Java, which is nondeterministic, at its place, and both equal results.
+    place = F.concat(F.lit(_property(folder, name)), F.when(value, "-1").otherwise("-0"))
+    told = F.java_method(F.lit("java.lang.System"), F.lit("setProperty"), place, F.lit(""))
+    return F.when(told.isNull(), value).otherwise(value)
 
 
-def _note_row(folder: str, name: str, value: bool | None) -> bool | None:
-    _note(folder, name, [bool(value)])
-    return value
+def _reached_in_spark(folder: Path, branches: Iterable[Branch]) -> set[str]:
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None:
+        return set()
+    jvm: Any = context._jvm
+    get = jvm.java.lang.System.getProperty
+    return {name for branch in branches if get(_property(folder, name := branch.name)) is not None}
+
+
+def _property(folder: Path | str, name: str) -> str:
+    return f"{folder}/{name}"
 
 
 def _note(folder: str, name: str, outcomes: Iterable[bool]) -> None:
@@ -176,8 +186,7 @@ class _Rewriter(ast.NodeTransformer):
             is_function = node.func.attr == "filter" and len(node.args) > 1
             at = 1 if is_function else 0
             if at < len(node.args) and not isinstance(node.args[at], ast.Starred | ast.Lambda):
-                kind = "filter" if node.func.attr in _FILTERS else "mask"
-                node.args[at] = self._noted(node.args[at], kind)
+                node.args[at] = self._noted(node.args[at], "mask")
         return node
 
     def _noted(

@@ -54,9 +54,9 @@ def write_tests(path: Path, app: str, program: Path, tests: Sequence[LearnedTest
 
     Raises `Refused` if the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     relative = Path(os.path.relpath(program, path.resolve().parent)).as_posix()
-    with atomic_file(path, "name") as temporary:
+    with atomic_file(path, "--out") as temporary:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(format_tests(app, relative, tests, values).encode())
 
 

@@ -26,6 +26,7 @@ class Stage:
         self.store, self._numbers = MemoryStore(), count(1)
         self.table = table
         self.versions: list[Manifest] = []
+        self.has_watermark = True
         apps.create_app(self.store, AppInfo("app", 1))
 
     @property
@@ -74,7 +75,7 @@ class Stage:
         self, version: int, kind: VersionKind, ssts: Iterable[Sst], clock_ms: int, rewinds: tuple[Rewind, ...] = ()
     ) -> Manifest:
         rewinds = (*(self.versions[-1].rewinds if self.versions else ()), *rewinds)
-        times, runs = EventTime(clock_ms), tuple(ssts)
+        times, runs = EventTime(clock_ms) if self.has_watermark else None, tuple(ssts)
         manifest = Manifest(
             "app", "stage", version, 1, "w", version, kind,
             table=self.table, ssts=runs, clock_ms=clock_ms, event_time=times, rewinds=rewinds,

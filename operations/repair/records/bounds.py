@@ -45,7 +45,7 @@ def check_state(replay: StageReplay) -> None:
         reason = "its rows have parts in tables of their own"
     if reason:
         raise Refused(
-            f"cannot repair keys of {replay.after.app}/{replay.after.stage}: {reason}",
+            f"cannot repair keys of {replay.after.app}/{replay.after.stage}, because {reason}",
             hint=f"correct the topic, and `slackwater rewind {replay.after.app}@REF` to before the record",
         )
 

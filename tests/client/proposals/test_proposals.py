@@ -145,7 +145,6 @@ def test_the_command_of_a_proposal_mends_what_broke_the_invariant(webhook: Webho
     code = tmp_path / "shop.py"
     code.write_text(PROGRAM)
     (tmp_path / "slackwater.toml").write_text(INVARIANT)
-    (tmp_path / "issues").mkdir()
     good = [{"k": k, "x": number} for number in range(4) for k in ("anna", "otto")]
     ran = run(load_app(str(code)), {"orders": good})
     words = ("watch", "shop", "--once", "--on-fail", "propose", "--code", str(code), "--post", webhook.url)

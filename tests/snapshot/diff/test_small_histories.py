@@ -191,5 +191,20 @@ def check_as_of(
     assert [joined.present, joined.absent, joined.unknown] == [counts.count(flag) for flag in (True, False, None)]
 
 
+def test_a_row_from_before_the_first_watermark_is_not_known_earlier_than_that_watermark() -> None:
+    stage = Stage()
+    stage.has_watermark = False
+    stage.put({(0,): (1, "w")})
+    stage.has_watermark = True
+    stage.put({(1,): (2, "w")}, 7)
+    labels = pa.table({"label": pa.array([6, 7], pa.timestamp("ms")), "k": [0, 0]})
+    with tempfile.TemporaryDirectory() as folder:
+        joined = asof.read_as_of(
+            stage.store, SstCache(Path(folder), 0), "app", "stage", labels, time="label", by="watermark"
+        )
+    assert joined.rows.column("asof_version").to_pylist() == [0, 2]
+    assert joined.rows.column("v").to_pylist() == [None, 1]
+
+
 def value(row: object) -> object:
     return row["v"] if isinstance(row, dict) else None

@@ -1,12 +1,15 @@
 """In a learned test file, no text of a record or a name gets out of its literal or comment."""
 
 import ast
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slackwater.errors import Refused
 from slackwater.testing import Record
 from slackwater.testing.learn.branches import Branch
-from slackwater.testing.learn.files import LearnedTest, format_tests
+from slackwater.testing.learn.files import LearnedTest, format_tests, write_tests
 from slackwater.testing.learn.learn import _hidden
 from slackwater.testing.learn.masking import RecordMask
 from slackwater.testing.learn.runs import TopicRecord
@@ -30,3 +33,12 @@ def test_the_file_has_only_imports_constants_and_tests(name: str, topic: str, da
     constants = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)][1:]
     exec(compile(ast.Module(constants, []), "learned", "exec"), names)  # noqa: S102  checked above
     assert names["RECORD_1"] == record.record
+
+
+def test_the_folder_is_created_and_a_file_in_its_place_is_refused_with_the_option(tmp_path: Path) -> None:
+    write_tests(tmp_path / "new" / "tests" / "test_a.py", "a", tmp_path / "a.py", [], "")
+    assert "'../../a.py'" in (tmp_path / "new" / "tests" / "test_a.py").read_text()
+    (tmp_path / "file").touch()
+    with pytest.raises(Refused, match=r"test_a\.py cannot be written") as error:
+        write_tests(tmp_path / "file" / "test_a.py", "a", tmp_path / "a.py", [], "")
+    assert "--out" in error.value.hint

@@ -15,7 +15,8 @@ from slackwater.errors import SlackwaterError
 from slackwater.testing import Ran, load, run
 from slackwater.testing.learn.learn import Learned, learn_tests
 
-pytestmark = [pytest.mark.spark, pytest.mark.ci, pytest.mark.usefixtures("one_spark")]
+# About sixty runs per example, each of several stages: minutes, and many on a busy machine.
+pytestmark = [pytest.mark.spark, pytest.mark.ci, pytest.mark.usefixtures("one_spark"), pytest.mark.timeout(7_200)]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -62,7 +62,7 @@ def test_a_program_that_is_no_function_of_its_input_is_refused() -> None:
 
 def test_rows_that_expire_or_wait_are_refused() -> None:
     ran = run(one(sw.aggregate(n=sw.count()), table=sw.table(ttl="1 day")), {"in": ROWS})
-    refuse(ran, "in[0]@0", Refused, "its rows expire")
+    refuse(ran, "in[0]@0", Refused, "cannot repair keys of", ", because its rows expire")
     orders = [{"k": "a", "item": "pen", "at": at(1)}]
     ran = run(two_topics(), {"orders": orders})
     refuse(ran, "orders[0]@0", Refused, "cannot repair keys of", "slackwater rewind")
