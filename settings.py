@@ -76,7 +76,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     brokers: _Text | None = msgspec.field(default=None, name="kafka")
     kafka_properties: dict[str, Any] = {}
     """Client properties of librdkafka, and those of `pipeline.kafka.login`. They may hold secrets: never print them."""
-    hot: str = ""
+    hot: Annotated[str, Meta(description="a string")] = ""
     """Store root of the SSTs of new batches, such as a bucket of S3 Express One Zone; empty for the store itself."""
     cache: _Text = ""
     """Folder of the local SST cache; empty for the user's default folder."""

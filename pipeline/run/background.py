@@ -12,8 +12,10 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.gc.collect import Collected, collect
 from ...snapshot.gc.inventory import last_collection
 from ...snapshot.gc.reachable import Retention
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
 from ...snapshot.under_way.runners import live_heartbeats, runner_of
 from ...store.objects.protocol import ObjectStore
+from ...store.objects.wrapper import StoreWrapper
 from ...store.versions import history
 from ..listener import Listener
 
@@ -52,6 +54,7 @@ class Collector:
     epochs: Callable[[], Mapping[str, int]]
     listener: Listener
     _first_call_ms: int = 0
+    _settled_ms: int = 0
 
     def run(self, stopping: runtime.Event) -> None:
         """Collect garbage when due, until `stopping` is set.
@@ -76,9 +79,16 @@ class Collector:
     def collect_if_due(self, now_ms: int) -> Collected | None:
         """Collect if a collection is due and it is this runner's turn; return its result, else None.
 
-        Raises the errors of `collect`. Costs one listing if no collection is due.
+        Without rules, only moves SSTs from hot places. Raises the errors of `collect`. Costs one listing if no
+        collection is due.
         """
         self._first_call_ms = self._first_call_ms or now_ms
+        if not self.retention.collects:
+            if isinstance(self.store, StoreWrapper) and now_ms - self._settled_ms >= self.every_ms:
+                check_exclusion(self.store, self.app, Intent.COLLECT)
+                self.store.settle(self.app, now_ms)
+                self._settled_ms = now_ms
+            return None
         last_ms, ended = last_collection(self.store, self.app)
         wait_ms = self.every_ms if ended else min(self.every_ms, _RETRY_MS)
         # The runner whose turn it is may not collect: collection may be off there, or without rules.

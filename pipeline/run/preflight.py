@@ -20,6 +20,7 @@ from ...snapshot.under_way.exclusion import Intent, check_exclusion
 from ...state.kinds.kind import key_of_table
 from ...store.archive.reading import Archives
 from ...store.hot.hot_store import open_store
+from ...store.hot.places import HotPlace, find_hot_place
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import s3_access_for_others
 from ...store.objects.protocol import ObjectStore
@@ -60,7 +61,8 @@ class PreflightResult:
     """Store with a short timeout, for heartbeats."""
     claimer: Claimer
     """Claimer of the app's stages. New stages start at offsets stored when the app was created, if there are any."""
-    hot: str
+    hot: HotPlace | None
+    """Hot place of the run, which a new app has not recorded yet; None for the store itself."""
     access: Callable[[], S3Access | None]
     is_new: bool
     is_clone: bool
@@ -114,8 +116,12 @@ def preflight(app: App, options: Options, listener: Listener) -> PreflightResult
         _check_rejects(kafka, app, stages)
     beats = CountingStore(open_store(options.store, patience_s=_HEARTBEAT_PATIENCE_S, settings=options.s3))
     access = partial(s3_access_for_others, opened)
+    hot = None
+    if options.hot:
+        hot = find_hot_place(store, app.name, options.hot)
+        opened.hot = hot.root
     return PreflightResult(
-        stages, limits, stores, checked, store, beats, claimer, options.hot, access, is_new=info is None, is_clone=clone
+        stages, limits, stores, checked, store, beats, claimer, hot, access, is_new=info is None, is_clone=clone
     )
 
 

@@ -13,7 +13,7 @@ from ...snapshot.change.migrate import check_no_newer_migration
 from ...snapshot.cut.stored import notify_runners
 from ...snapshot.gc.reachable import Retention
 from ...snapshot.status.overview import StageLag
-from ...store.hot.places import declare_hot_place
+from ...store.hot.places import PLACES
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App
@@ -128,7 +128,7 @@ def _claim_stages(
                 hint="run it again: it continues from there",
             )
     if start.hot:
-        declare_hot_place(store, app, start.hot)
+        PLACES.put(store, start.hot)
     check_no_newer_migration(store, app, start.claimer.migration)
     start.claimer.create_channels(start.stages)
     claimed = {}
@@ -192,7 +192,7 @@ class _RunComponents:
                 self.archiver.running(lambda: 0.0 if self.stop.immediate.is_set() else _MAX_DRAIN_S)
             )
         every_ms = self.options.gc_every_ms
-        if every_ms is not None and not (self.retention.keeps_everything and not self.retention.archives):
+        if every_ms is not None and (self.retention.collects or self.start.hot):
             collector = Collector(store, self._app, self.retention, every_ms, claimer.by, self._epochs, listener)
             self._in_background("collector", collector.run)
         topics = TopicWatch(claimer.kafka, self._app, self.runners)
@@ -366,7 +366,7 @@ class _RunComponents:
             str(spool) if limits.max_unflushed else "",
             has_remote_tasks=not self._is_local,
             s3_settings=options.s3,
-            hot=bool(options.hot),
+            hot=self.start.hot.root if self.start.hot else "",
         )
         rejecter, published = None, self.start.claimer.publishes or {}
         if stage.can_reject and isinstance(self.engine, SparkEngine):

@@ -38,8 +38,8 @@ class WorkerResources:
     """True if tasks run on other machines. Those machines may configure a different cache folder."""
     s3_settings: S3Settings | None = None
     s3: S3Access | None = None
-    hot: bool = False
-    """True if batches write their SSTs to the app's hot place."""
+    hot: str = ""
+    """Root of the app's hot place to which batches write their SSTs; empty for the store itself."""
 
     def local_cache(self) -> tuple[Path, int]:
         folder, max_bytes = self.cache
@@ -59,16 +59,22 @@ class WorkerResources:
 
         Connections stay open for all batches of a worker, even if a batch brings new credentials.
         """
-        storage = (self.store, use_s3_access(self.s3), self.s3_settings, self.patience_s, self.local_cache())
+        storage = (self.store, use_s3_access(self.s3), self.s3_settings, self.patience_s, self.local_cache(), self.hot)
         counted, cache = _open_counted(self.app, self.stage, *storage)
         return counted, SpooledStore(counted, Path(self.spool)) if self.spool else counted, cache
 
 
 @lru_cache(maxsize=8)
 def _open(
-    root: str, place: S3ClientConfig | None, settings: S3Settings | None, patience_s: float, cache: tuple[Path, int]
+    root: str,
+    place: S3ClientConfig | None,
+    settings: S3Settings | None,
+    patience_s: float,
+    cache: tuple[Path, int],
+    hot: str,
 ) -> tuple[ObjectStore, SstCache]:
-    return open_store(root, patience_s=patience_s, settings=settings, client_config=place), SstCache(*cache)
+    store = open_store(root, hot=hot, patience_s=patience_s, settings=settings, client_config=place)
+    return store, SstCache(*cache)
 
 
 @lru_cache(maxsize=64)

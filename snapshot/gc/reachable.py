@@ -72,6 +72,10 @@ class Retention:
     def archives(self) -> bool:
         return self.input_ms is not None or bool(self.input_topics)
 
+    @property
+    def collects(self) -> bool:
+        return not self.keeps_everything or self.archives
+
     def moments(self, now_ms: int, until_ms: int) -> tuple[tuple[int, str], ...]:
         """Return the times whose state the hourly and daily rules keep, up to `until_ms`, as (time in ms, rule).
 

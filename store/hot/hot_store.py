@@ -1,12 +1,13 @@
 """Store in which some SSTs lie in the hot places of their app.
 
 A batch's task names such an SST with `-hot` at its end (`keys.sst`), so no other request is slower than without hot
-places. The newest place gets new SSTs; reads try the places, newest first, and then the store itself. So a hot SST may
-lie in the store, too: in a replica without hot places, or because a collection moved it there. Listings show both.
+places. The run's place, or else the newest, gets new SSTs; reads try the places, newest first, and then the store
+itself. So a hot SST may lie in the store, too: in a replica without hot places, or because a collection moved it there.
+Listings show both.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from heapq import merge
 from itertools import chain
@@ -14,14 +15,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...errors import ObjectNotFound, Refused
+from ...errors import NotFound, ObjectNotFound, SlackwaterError
 from ..objects import open as objects
 from ..objects.many import for_each_concurrently
-from ..objects.protocol import HasClock, HasUnfinishedWrites, ObjectInfo, ObjectStore, UnfinishedWrite
+from ..objects.protocol import HasClock, HasUnfinishedWrites, ObjectInfo, ObjectStore, UnfinishedWrite, exists
 from ..objects.s3_settings import S3Access
 from ..objects.wrapper import StoreWrapper
 from ..versions import forgotten, keys
-from .places import PLACES, HotPlace
+from .places import PLACES, HotPlace, check_owned
 
 T = TypeVar("T")
 
@@ -31,9 +32,9 @@ _STORAGE_PRICE = (0.11 - 0.023) / (1 << 30) / (730 * 3_600_000)
 """Price of storing a byte for a millisecond in the hot place, less that in the store."""
 
 
-def open_store(url: str, **how: Any) -> "HotStore":
-    """Open the store of apps at a root, with their hot places. Arguments and errors are those of `objects.open`."""
-    return HotStore(objects.open_store(url, **how))
+def open_store(url: str, *, hot: str = "", **how: Any) -> "HotStore":
+    """Open the store of apps at a root, with their hot places. Other arguments and errors: `objects.open_store`."""
+    return HotStore(objects.open_store(url, **how), hot)
 
 
 def _has_paid(info: ObjectInfo, now_ms: int) -> bool:
@@ -48,8 +49,10 @@ def _has_paid(info: ObjectInfo, now_ms: int) -> bool:
 class HotStore(StoreWrapper):
     """Store that finds hot SSTs in the hot places of their app. Stores at other roots do so, too."""
 
-    def __init__(self, inner: ObjectStore) -> None:
+    def __init__(self, inner: ObjectStore, hot: str = "") -> None:
         super().__init__(inner)
+        self.hot = hot
+        """Root of the run's hot place; empty for the newest place of an SST's app."""
         self._places: dict[str, tuple[HotPlace, ...]] = {}
         """Places of each app, newest first."""
 
@@ -66,41 +69,42 @@ class HotStore(StoreWrapper):
         app = key.partition("/")[0]
         if key.startswith(keys.hot_places(app)):
             self._places.pop(app, None)
-        next(iter(self._own_stores(key)), self._inner).put(key, data)
+        self._writer_of(key).put(key, data)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
-        next(iter(self._own_stores(key)), self._inner).put_if_absent(key, data)
+        self._writer_of(key).put_if_absent(key, data)
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
         app = keys.app_with_listed_ssts(prefix)
         # Read anew: another process may have declared a place, and callers delete what a listing lacks.
-        places = self._stores(self._check_owned(self._read_places(app))) if app else ()
+        places = self._stores(check_owned(self._inner, self._read_places(app))) if app else ()
         if not places:
             yield from self._inner.list(prefix, start_after)
             return
         shown, by_key = "", attrgetter("key")
-        for info in merge(*(store.list(prefix, start_after) for store in (*places, self._inner)), key=by_key):
+        # Places come first and whole, because `settle` moves SSTs from them to the store meanwhile.
+        in_places = list[list[ObjectInfo]]()
+        for place in places:
+            with self._unless_removed(app):
+                in_places.append(list(place.list(prefix, start_after)))
+        for info in merge(*in_places, self._inner.list(prefix, start_after), key=by_key):
             if info.key != shown:  # `settle` copies an SST before it deletes it
                 yield info
             shown = info.key
 
     def delete(self, key: str) -> None:
-        for store in (*self._own_stores(key), self._inner):
-            store.delete(key)
+        for place in self._own_stores(key):
+            with self._unless_removed(key.partition("/")[0]):
+                place.delete(key)
+        self._inner.delete(key)
 
     def local_path(self, key: str) -> Path | None:
-        if not keys.hot_sst_app(key):
-            return self._inner.local_path(key)
-        path = None
-        for store in self._holders(key):
-            path = store.local_path(key)
-            if path is None or path.exists():
-                break
-        return path
+        # `settle` may move a hot SST while a process has its path.
+        return None if keys.hot_sst_app(key) else self._inner.local_path(key)
 
     def settle(self, app: str, now_ms: int) -> None:
         moved = list[str]()
-        for place in self._stores(self._check_owned(self._read_places(app))):
+        for place in self._stores(check_owned(self._inner, self._read_places(app))):
             old = [info.key for info in place.list(f"{app}/stages/") if _has_paid(info, now_ms)]
             for_each_concurrently(partial(self._move, place), old)
             moved += old
@@ -131,13 +135,16 @@ class HotStore(StoreWrapper):
                 store.discard(leftover)
 
     def _read(self, key: str, request: Callable[[ObjectStore], T]) -> T:
-        errors = list[ObjectNotFound]()
+        errors = list[SlackwaterError]()
         for store in self._holders(key):
             try:
                 return request(store)
-            except ObjectNotFound as error:
-                errors.append(error)
-        raise errors[0]  # names the place where it should be
+            except SlackwaterError as error:
+                if store is self._inner and not isinstance(error, ObjectNotFound):
+                    raise
+                errors.append(error)  # of a place that is gone or silent, too: `settle` may have moved the SST
+        # An object is missing only if all places say so. The first one is where it should be.
+        raise next((error for error in errors if not isinstance(error, ObjectNotFound)), errors[0])
 
     def _holders(self, key: str) -> Iterator[ObjectStore]:
         """Yield the stores that may have an object, likely ones first."""
@@ -148,9 +155,23 @@ class HotStore(StoreWrapper):
         if app:  # another process may have declared a place meanwhile
             yield from self._stores(place for place in self._read_places(app) if place not in known)
 
+    def _writer_of(self, key: str) -> ObjectStore:
+        if self.hot and keys.hot_sst_app(key):
+            return self._inner.at(self.hot)
+        return next(iter(self._own_stores(key)), self._inner)
+
     def _own_stores(self, key: str) -> tuple[ObjectStore, ...]:
         app = keys.hot_sst_app(key)
-        return self._stores(self._check_owned(self._known(app))) if app else ()
+        return self._stores(check_owned(self._inner, self._known(app))) if app else ()
+
+    @contextmanager
+    def _unless_removed(self, app: str) -> Iterator[None]:
+        """Ignore that a place's bucket does not exist, if the app is being removed."""
+        try:
+            yield
+        except NotFound:
+            if not exists(self._inner, keys.removal_journal(app)):
+                raise
 
     def _known(self, app: str) -> tuple[HotPlace, ...]:
         known = self._places.get(app)
@@ -162,14 +183,3 @@ class HotStore(StoreWrapper):
 
     def _stores(self, places: Iterable[HotPlace]) -> tuple[ObjectStore, ...]:
         return tuple(self._inner.at(place.root) for place in places)
-
-    def _check_owned(self, places: tuple[HotPlace, ...]) -> tuple[HotPlace, ...]:
-        """Return the places. Raises `Refused` in a copy of the app's store: its writes would damage the original."""
-        for place in places:
-            if place.store != self.url:
-                raise Refused(
-                    f"{self.url} has a copy of app {place.app!r}, whose hot SSTs under {place.root} belong to "
-                    f"{place.store}",
-                    hint=f"slackwater clone {place.app} NAME --deep --store {place.store} --to ROOT",
-                )
-        return places

@@ -44,6 +44,7 @@ DIRECTORY_BUCKET = "--x-s3"
 
 CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket here"
+_SESSION_HINT = "they need s3express:CreateSession here"
 _KMS_HINT = "and kms:GenerateDataKey and kms:Decrypt of the key in [s3] sse_kms_key_id"
 
 _THROTTLED = ("429", "BandwidthLimitExceeded", "RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException")
@@ -253,19 +254,23 @@ def require_encryption(s3: "S3Client", settings: S3Settings, where: str) -> None
     names = {"ServerSideEncryption": "sse", "SSEKMSKeyId": "sse_kms_key_id", "BucketKeyEnabled": "sse_bucket_key"}
     requested = {name: value for name, field in names.items() if (value := getattr(settings, field))}
 
-    def ask(params: dict[str, Any], **_: Any) -> dict[str, Any]:
+    def ask(params: dict[str, Any], context: dict[str, Any], **_: Any) -> dict[str, Any]:
+        context[__name__] = params["Bucket"]
         # A directory bucket encrypts as its own configuration says, and refuses other requests.
         return params if params["Bucket"].endswith(DIRECTORY_BUCKET) else {**params, **requested}
 
-    def see(parsed: dict[str, Any], **_: Any) -> None:
+    def see(parsed: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
         # Some servers ignore unknown headers, and would store the object unencrypted.
+        bucket = context[__name__]
         if "Error" not in parsed and parsed.get("ServerSideEncryption") != settings.sse:
             if upload := parsed.get("UploadId"):
-                s3.abort_multipart_upload(Bucket=parsed["Bucket"], Key=parsed["Key"], UploadId=upload)
+                s3.abort_multipart_upload(Bucket=bucket, Key=parsed["Key"], UploadId=upload)
             raise Refused(
-                f"{where} did not encrypt an object: asked for {settings.sse!r}, "
+                f"{where}, bucket {bucket!r}, did not encrypt an object: asked for {settings.sse!r}, "
                 f"found {parsed.get('ServerSideEncryption') or 'nothing'!r} in its answer",
-                hint="use a server that encrypts, or take sse out of [s3] in slackwater.toml "
+                hint=f"make {settings.sse} the default encryption of {bucket}"
+                if bucket.endswith(DIRECTORY_BUCKET)
+                else "use a server that encrypts, or take sse out of [s3] in slackwater.toml "
                 "(SLACKWATER_S3_SSE) and encrypt the server's disks",
             )
 
@@ -331,9 +336,10 @@ def translate_errors(bucket: str, endpoint: str, expected: Collection[str] = ())
                 f"{where} belongs to another region: {message}", hint="set AWS_REGION to the bucket's"
             ) from None
         if status in (401, 403) or code == _UNKNOWN_ACCESS_KEY:
+            rights = _SESSION_HINT if bucket.endswith(DIRECTORY_BUCKET) else _RIGHTS_HINT
             raise Forbidden(
                 f"{where} refused the credentials or the request ({code}): {message}",
-                hint=f"{CREDENTIALS_HINT}; {_RIGHTS_HINT}, {_KMS_HINT} if there is one",
+                hint=f"{CREDENTIALS_HINT}; {rights}, {_KMS_HINT} if there is one",
             ) from None
         raise Refused(f"{where} answered {status} {code}: {message}") from error
     except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:

@@ -24,6 +24,7 @@ from ..objects.protocol import ObjectStore
 from ..sst.arrow_types import make_sql_safe
 from ..sst.schema import HASH
 from ..versions.entries.ssts import Sst
+from ..versions.keys import HOT
 from ..versions.manifest import Table
 from .cache_folder import CacheFolder, MappedSst, map_file, write_file
 from .decode import decode
@@ -285,7 +286,7 @@ class SstCache:
 
         Readers that have mapped an SST keep it until they release it.
         """
-        names = {key.rpartition("/")[2].removesuffix(".parquet") for key in objects}
+        names = {key.rpartition("/")[2].removesuffix(".parquet").removesuffix(HOT) for key in objects}
         with self._lock:
             for cached in (self._mapped, self._in_memory):
                 for name in [file for file in cached if file.partition("-")[0] in names]:

@@ -2,21 +2,26 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from threading import Event
 from threading import enumerate as threads
 
 import pytest
+from slackwater.common import instants
 from slackwater.errors import Corruption, Usage
 from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.run.background import Collector, background_thread
 from slackwater.pipeline.run.options import parse_gc_interval
 from slackwater.snapshot.gc.collect import Collected
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.under_way import runners
 from slackwater.snapshot.verify.verify import verify
+from slackwater.store.hot.hot_store import HotStore
+from slackwater.store.hot.places import declare_hot_place
 from slackwater.store.versions import history, keys
 
 from tests.crash.points import Killed
-from tests.support.collecting import FEW, HOUR_MS, gc, old_app, store_of, wait
+from tests.support.collecting import FEW, HOUR_MS, gc, keys_of, old_app, store_of, wait
 from tests.support.histories import FlightsApp
 from tests.support.running import eventually
 
@@ -53,6 +58,22 @@ def test_a_collection_is_due_when_the_last_by_anyone_is_long_ago(app: FlightsApp
     assert ours.collect_if_due(app.clock.now_ms) is None
     wait(app, HOUR_MS + 1)
     assert ours.collect_if_due(app.clock.now_ms) is not None
+
+
+def test_without_rules_a_runner_only_moves_ssts_out_of_hot_places(app: FlightsApp, tmp_path: Path) -> None:
+    plain, key, month_ms = app.store, keys.sst("flights", "legs", f"01A{keys.HOT}"), 31 * 24 * HOUR_MS
+    app.store = HotStore(plain)
+    declare_hot_place(app.store, "flights", str(tmp_path))
+    app.store.put(key, bytes(100_000))
+    ours, begin_ms, before = collector(app), instants.now_ms(), keys_of(plain)
+    ours.retention = Retention()
+    for now_ms, moved in ((begin_ms, 0), (begin_ms + month_ms, 1)):
+        assert ours.collect_if_due(now_ms) is None
+        assert (len([*tmp_path.rglob("*.parquet")]), key in keys_of(plain)) == (1 - moved, bool(moved))
+    assert keys_of(plain) == before | {key}
+    ours.collect_if_due(begin_ms)
+    app.store.delete(key)
+    app.store = plain
 
 
 def test_an_interrupted_collection_is_resumed_within_minutes(app: FlightsApp) -> None:

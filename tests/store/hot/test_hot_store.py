@@ -1,21 +1,35 @@
 """A store with hot places, beside a plain dictionary: where SSTs lie, and that every process finds them."""
 
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.errors import ObjectNotFound, Refused, Usage
+from slackwater.common import runtime
+from slackwater.errors import Forbidden, NotFound, ObjectNotFound, Refused, SlackwaterError, Unavailable, Usage
+from slackwater.operations.staging.clone import clone
+from slackwater.operations.staging.clone_plan import CloneTerms
+from slackwater.snapshot.cut.moments import heads_of
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.reachable import Retention
+from slackwater.snapshot.verify.verify import verify
 from slackwater.store.hot.hot_store import HotStore
 from slackwater.store.hot.places import PLACES, declare_hot_place
 from slackwater.store.objects.counting import CountingStore, Stats
 from slackwater.store.objects.local import LocalStore, SpooledStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.objects.protocol import ObjectInfo, ObjectStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst.writer import write_sst
 from slackwater.store.versions import keys
 from slackwater.store.versions.forgotten import INDEXES, empty_index
+
+from tests.store.sst.test_writer import ROUTES
+from tests.support.histories import FlightsApp, Kafka, flights, rows_of
+from tests.support.state_rows import state_rows
 
 LATER_MS = 4_000_000_000_000
 APPS = ("flights", "flights2")
@@ -82,7 +96,7 @@ def test_two_processes_see_one_store(steps: list[tuple[int, tuple[str, ...]]]) -
     assert {key for listed in inner.places.values() for key in listed} <= set(HOT)
 
 
-def test_only_hot_ssts_lie_in_the_newest_place() -> None:
+def test_only_hot_ssts_lie_in_the_newest_place_or_in_that_of_the_run() -> None:
     inner = RootedStore("/store")
     store = HotStore(inner)
     store.put(HOT[0], b"0")
@@ -91,8 +105,12 @@ def test_only_hot_ssts_lie_in_the_newest_place() -> None:
         if number < 3:
             store.put(HOT[number], b"")
         store.put(COLD[0], b"")
-    assert [place.root.rpartition("/")[0] for place in PLACES.all(inner, APPS[0])] == ["/a", "/b", "/a"]
+    places = PLACES.all(inner, APPS[0])
+    assert [place.root.rpartition("/")[0] for place in places] == ["/a", "/b"]
+    assert declare_hot_place(store, APPS[0], "/a") == places[0]
     assert inner.places == {"/a": [HOT[1]], "/b": [HOT[2]]}
+    HotStore(inner, places[0].root).put(HOT[0], b"")
+    assert inner.places == {"/a": [HOT[0], HOT[1]], "/b": [HOT[2]]}
 
 
 def test_other_requests_cost_what_they_cost_without_places() -> None:
@@ -131,10 +149,12 @@ def test_a_copy_of_a_store_does_not_touch_the_ssts_of_the_original() -> None:
         lambda: store.put(HOT[1], b""),
         lambda: store.delete(HOT[0]),
         lambda: store.settle(APPS[0], LATER_MS),
+        lambda: declare_hot_place(store, APPS[0], "/hot"),
+        lambda: declare_hot_place(store, APPS[0], "/hot-b"),
     ):
         with pytest.raises(Refused, match="belong to /store") as caught:
             write()
-        assert "--store /store" in caught.value.hint
+        assert "--store /copy" in caught.value.hint
     assert original.places == {"/hot": [HOT[0]]}
 
 
@@ -160,22 +180,130 @@ def test_an_sst_that_has_cost_more_storage_than_a_put_is_moved(*, forgotten: boo
             store.get(HOT[0])
 
 
-def test_local_files_are_read_where_they_lie(tmp_path: Path) -> None:
-    plain = LocalStore(tmp_path / "store")
-    store, spool = HotStore(plain), tmp_path / "spool"
-    store.put(HOT[0], b"before")
+def test_every_process_opens_the_places(tmp_path: Path) -> None:
+    store = HotStore(LocalStore(tmp_path / "store"))
     declare_hot_place(store, APPS[0], str(tmp_path / "hot"))
-    store.put(HOT[1], b"in the place")
-    spooled = SpooledStore(CountingStore(store), spool)
-    spooled.put(HOT[2], b"in the spool")
-    for key, inside in ((HOT[0], "store"), (HOT[1], "hot"), (HOT[2], "spool")):
-        path = spooled.local_path(key)
-        assert path is not None
-        assert path.read_bytes() == spooled.get(key)
-        assert path.is_relative_to(tmp_path / inside)
+    spooled = SpooledStore(CountingStore(store), tmp_path / "spool")
+    spooled.put(HOT[1], b"in the place")
+    spooled.upload(HOT[1])
+    spooled.drop_spooled(HOT[1])
+    assert [path.name for path in (tmp_path / "hot").rglob("*.parquet")] == [HOT[1].rpartition("/")[2]]
     assert pickle.loads(pickle.dumps(store)).get(HOT[1]) == b"in the place"  # noqa: S301
-    spooled.upload(HOT[2])
-    spooled.drop_spooled(HOT[2])
-    path = spooled.local_path(HOT[2])
-    assert path is not None
-    assert path.is_relative_to(tmp_path / "hot")
+
+
+@pytest.mark.parametrize("hot", ["", keys.HOT])
+def test_local_copies_stay_while_ssts_move_and_go_when_keys_are_forgotten(tmp_path: Path, hot: str) -> None:
+    store, cache = HotStore(LocalStore(tmp_path / "store")), SstCache(tmp_path / "cache", 1 << 30)
+    declare_hot_place(store, "flights", str(tmp_path / "hot"))
+    rows = state_rows(ROUTES, {("EWR", "LAX"): (3, None, None)}, 9)
+    sst = write_sst(
+        store, cache, app="flights", stage="routes", table=ROUTES, partition=0, rows=rows, ulid=f"{runtime.ulid()}{hot}"
+    )
+    path = cache.parquet_path(store, sst)
+    store.settle("flights", 2 * LATER_MS)
+    assert path.read_bytes() == store.get(sst.object)
+    assert cache.has(sst)
+    cache.drop([sst.object])
+    assert not cache.has(sst)
+    assert [*(tmp_path / "cache").rglob(f"*{sst.checksum}*")] == []
+
+
+@pytest.mark.parametrize("moved", range(1, 4))
+def test_a_listing_shows_ssts_that_are_moved_meanwhile(tmp_path: Path, moved: int) -> None:
+    plain, hot = LocalStore(tmp_path / "store"), HOT[:3]
+    store = HotStore(plain)
+    declare_hot_place(store, APPS[0], str(tmp_path / "hot"))
+    for key in hot:
+        store.put(key, bytes(100))
+    listing = store.list(keys.ssts(APPS[0], "legs"))
+    shown = [next(listing).key for _ in range(moved)]
+    store.settle(APPS[0], 2 * LATER_MS)
+    assert shown + [info.key for info in listing] == list(hot)
+
+
+class LostStore(MemoryStore):
+    """Place that answers each request with an error."""
+
+    def __init__(self, root: str, error: SlackwaterError) -> None:
+        super().__init__(root)
+        self.error = error
+
+    def get(self, key: str) -> bytes:
+        raise self.error
+
+    def put(self, key: str, data: bytes) -> None:
+        raise self.error
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
+        raise self.error
+
+    def delete(self, key: str) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [NotFound("bucket", "hot"), Unavailable("no answer"), Forbidden("no rights")])
+def test_ssts_that_have_left_a_lost_place_are_read(error: SlackwaterError) -> None:
+    inner = RootedStore("/store")
+    place = declare_hot_place(HotStore(inner), APPS[0], "/hot")
+    HotStore(inner).put(HOT[0], b"moved")
+    HotStore(inner).settle(APPS[0], 10 * LATER_MS)
+    inner._stores_by_root[place.root] = LostStore(place.root, error)
+    store = HotStore(inner)
+    assert store.get(HOT[0]) == b"moved"
+    with pytest.raises(type(error)) as caught:
+        store.get(HOT[1])
+    assert caught.value is error
+    for refused in (lambda: list(store.list(f"{APPS[0]}/")), lambda: store.delete(HOT[0])):
+        with pytest.raises(type(error)):
+            refused()
+
+
+class UnwritableStore(MemoryStore):
+    def at(self, root: str) -> ObjectStore:
+        return self if root == self.url else UnwritableStore(root)
+
+    def put(self, key: str, data: bytes) -> None:
+        raise Forbidden("no rights")
+
+
+def test_a_place_that_refuses_puts_is_refused() -> None:
+    inner = UnwritableStore("/store")
+    with pytest.raises(Forbidden):
+        declare_hot_place(HotStore(inner), APPS[0], "/hot")
+    assert [*inner.list("")] == []
+
+
+@pytest.mark.parametrize("root", ["link/hot", "store/hot", "."])
+def test_folders_are_compared_without_symbolic_links(tmp_path: Path, root: str) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    for name in ("store", "link"):
+        with pytest.raises(Usage, match="none lies inside"):
+            declare_hot_place(HotStore(LocalStore(tmp_path / name)), APPS[0], str(tmp_path / root))
+
+
+def test_a_moved_store_works_under_its_former_path_or_as_a_clone(tmp_path: Path) -> None:
+    app = FlightsApp(HotStore(LocalStore(tmp_path / "store")), Kafka())
+    place = declare_hot_place(app.store, "flights", str(tmp_path / "hot"))
+    with pytest.MonkeyPatch.context() as patch:
+        name = keys.sst
+        patch.setattr(keys, "sst", lambda app, stage, ulid: name(app, stage, f"{ulid}{keys.HOT}"))
+        app.run(flights(20))
+    now_ms, expected = app.clock.now_ms, rows_of(app.store, app.heads["aircraft"])
+    assert [*Path(place.root).rglob("*.parquet")]
+    (tmp_path / "store").rename(tmp_path / "moved")
+    moved = HotStore(LocalStore(tmp_path / "moved"))
+    assert verify(moved, "flights", now_ms=now_ms).consistent
+    with pytest.raises(Refused) as caught:
+        collect(moved, "flights", Retention(versions=3), by="ada@host")
+    assert caught.value.hint.endswith(f"ln -s {tmp_path}/moved {tmp_path}/store")
+    copy = LocalStore(tmp_path / "copy")
+    terms = CloneTerms(deep=True, owner="ada@host")
+    clone(moved, "flights", "copy", terms=terms, channels=app.kafka, by="ada@host", now_ms=now_ms, target_store=copy)
+    assert rows_of(copy, heads_of(copy, "copy", ("aircraft",))["aircraft"]) == expected
+    (tmp_path / "store").symlink_to(tmp_path / "moved")
+    for path in ("moved", "store"):
+        store = HotStore(LocalStore(tmp_path / path))
+        assert declare_hot_place(store, "flights", str(tmp_path / "hot")) == place
+        collect(store, "flights", Retention(versions=3), by="ada@host")
+        assert verify(store, "flights", now_ms=now_ms).consistent

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+from slackwater.errors import NotFound
 from slackwater.operations.maintenance.removal import delete_temporary_app, remove_app
 from slackwater.store.hot.hot_store import HotStore
 from slackwater.store.hot.places import PLACES, declare_hot_place
 from slackwater.store.versions import keys
 
 from tests.crash.points import Killed
+from tests.store.hot.test_hot_store import LostStore
 from tests.support.collecting import AgingStore, aging_app
 from tests.support.histories import FlightsApp, flights
 
@@ -25,6 +27,21 @@ def hot_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
     declare_hot_place(app.store, "flights", str(tmp_path / "hot"))
     app.run(flights(20))
     return app
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_app_is_removed_though_the_bucket_of_its_place_is_gone(hot_app: FlightsApp, *, moved: bool) -> None:
+    aging = hot_app.store._inner  # type: ignore[attr-defined]
+    if moved:
+        hot_app.store.settle("flights", 10 * LATER_MS)  # type: ignore[attr-defined]
+        assert [info for info in aging.list("flights/") if keys.hot_sst_app(info.key)]
+    (place,) = PLACES.all(aging, "flights")
+    aging._stores_by_root[place.root] = LostStore(place.root, NotFound("bucket", "hot"))
+    store = HotStore(aging)
+    with pytest.raises(NotFound, match="bucket"):
+        list(store.list("flights/"))
+    remove_app(store, "flights", by="ada@host", now_ms=LATER_MS, pause=aging.pause)
+    assert {info.key for info in aging.list("")} == {"flights/removed.json"}
 
 
 class KillableStore(HotStore):

@@ -18,7 +18,7 @@ from tests.support.s3_proxy import S3Proxy, _Handler
 DIRECTORY_BUCKET = "slackwater--use1-az4--x-s3"
 TOKEN = "a-session-of-tests"
 _XMLNS = "http://s3.amazonaws.com/doc/2006-03-01/"
-_SESSION = f"""<CreateSessionResult xmlns="{_XMLNS}"><Credentials><SessionToken>{TOKEN}</SessionToken>
+SESSION = f"""<CreateSessionResult xmlns="{_XMLNS}"><Credentials><SessionToken>{TOKEN}</SessionToken>
 <SecretAccessKey>tests-secret</SecretAccessKey><AccessKeyId>tests</AccessKeyId>
 <Expiration>2100-01-01T00:00:00Z</Expiration></Credentials></CreateSessionResult>"""
 _REFUSED_HEADERS = ("content-md5", "x-amz-server-side-encryption", "x-amz-acl", "x-amz-tagging", "x-amz-storage-class")
@@ -30,7 +30,7 @@ class _DirectoryHandler(_Handler):
         if bucket != DIRECTORY_BUCKET:
             super()._handle()
         elif "session" in query:
-            self._answer(200, _SESSION.encode())
+            self._answer(200, SESSION.encode())
         elif self.headers.get("x-amz-s3session-token") != TOKEN:
             self._refuse(403, "AccessDenied", "no session")
         elif refused := [name for name in _REFUSED_HEADERS if name in self.headers]:

@@ -1,20 +1,24 @@
 """Encryption at rest is requested with every put, and checked."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import boto3
 import pytest
-from slackwater.errors import Refused, Usage
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from slackwater.errors import Forbidden, Refused, SlackwaterError, Usage
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.settings import load
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.s3_settings import S3Settings
 from slackwater.store.objects.s3_store import S3Store
 
+from tests.store.objects.s3.directory_buckets import SESSION
 from tests.support.running import Ledger
 from tests.support.s3_servers import BUCKET
 
@@ -72,6 +76,45 @@ def test_a_server_that_does_not_encrypt_is_refused(versitygw_server: str, write:
         WRITES[write](store)
     assert "SLACKWATER_S3_SSE" in caught.value.hint
     assert list(store.unfinished_writes("")) == []
+
+
+class Raw(BytesIO):
+    def stream(self, **_: object) -> Iterator[bytes]:
+        yield self.read()
+
+
+@pytest.mark.parametrize(
+    ("sse", "status", "error", "hint"),
+    [
+        ("", 200, None, ""),
+        ("AES256", 200, None, ""),
+        ("aws:kms", 200, Refused, "make aws:kms the default encryption of"),
+        ("", 403, Forbidden, "s3express:CreateSession"),
+    ],
+)
+def test_the_encryption_and_the_right_of_directory_buckets_are_their_own(
+    monkeypatch: pytest.MonkeyPatch, sse: str, status: int, error: type[SlackwaterError] | None, hint: str
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "tests")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+
+    def answer(request: AWSPreparedRequest, **_: object) -> AWSResponse:
+        # As Amazon's directory buckets with their default encryption do.
+        headers = {"x-amz-server-side-encryption": "AES256"} if request.method == "PUT" else {}
+        body = SESSION if status == 200 else "<Error><Code>AccessDenied</Code></Error>"
+        return AWSResponse(request.url, status, headers, Raw(b"" if headers else body.encode()))
+
+    settings = S3Settings(sse=sse, connect_timeout_s=4 + status / 100)  # connections are shared by their settings
+    store = S3Store("b--use1-az4--x-s3", "p", settings=settings)
+    store._connect()[0].s3.meta.events.register("before-send.s3", answer)
+    with pytest.raises(error) if error else nullcontext() as caught:
+        store.put("a", b"data")
+    if caught is not None:
+        assert hint in caught.value.hint
+        assert "b--use1-az4--x-s3" in caught.value.message
 
 
 @pytest.mark.ci
