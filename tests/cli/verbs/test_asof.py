@@ -74,7 +74,7 @@ def test_the_first_rows_are_printed_with_the_number_of_labels(app: FlightsApp, t
         ((*OPTIONS, "--on", "carrier=number"), ("column 'number' of the labels is no string",)),
         ((*OPTIONS, "--on", "flights=at"), ("no key column 'flights': its key is carrier",)),
         ((*OPTIONS, "--by", "watermark"), ("has no watermark", "omit --by")),
-        (("--table", "flights/carriers@-5m", "--time", "at"), ("leave out @-5m",)),
+        (("--table", "flights/carriers@-5m", "--time", "at"), ("omit the moment @-5m",)),
     ],
 )
 def test_an_unusable_label_is_named(args: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:

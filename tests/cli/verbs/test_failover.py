@@ -86,7 +86,7 @@ def test_a_recovery_fences_the_old_store_and_a_drill_writes_a_report(app: Flight
     refused = slackwater("compact", "flights")
     assert refused.exit_code == 1
     assert f"runs under {other}" in refused.stderr
-    assert "replaced: recovered" in done("status", "flights")
+    assert "replaced: it was recovered" in done("status", "flights")
     refused = slackwater("replicate", "flights", "--to", str(tmp_path / "third"), "--once")
     assert "was recovered elsewhere by" in refused.stderr
     assert "is no longer tracked" in done("replicate", "flights", "--to", other, "--end")
