@@ -60,6 +60,16 @@ class FileReader:
         except ObjectNotFound:
             raise self._gone_error(file) from None
 
+    def is_gone(self, file: SourceFile) -> bool:
+        """Return True if the file does not exist any more, or has changed."""
+        try:
+            self._check_unchanged(file)
+            store, key = self._locate(file.path)
+            store.get_range(key, 0, 1)
+        except (Gone, ObjectNotFound):
+            return True
+        return False
+
     def place(self, file: SourceFile, row: int) -> str:
         """Return the place of a row for messages: `file:///in/a.jsonl line 17`. Rows and lines count from 1."""
         kind = "row" if self.source.content == "parquet" else "line"

@@ -101,16 +101,24 @@ class ListedSource:
         if span.last > self.files.end:
             self.refresh(at_once=True)
         for first, file in self.files.between(span.first, span.last):
+            at = max(first, span.first)
             try:
                 for messages in self.reader.records(first, file, span.first, span.last):
                     yield (messages,)
+                    at = messages[-1].offset() + 1
             except Gone as error:
-                error.resume_at = first + file.rows
-                skip = f"slackwater reset APP --topic {self.source.topic} --to-offset {error.resume_at}"
-                error.hint = f"{error.hint}; to pass over the file: {skip}"
+                error.lost_from, error.resume_at = at, first + file.rows
                 if deletion_errors is None:
+                    error.resume_at = self._end_of_gone(error.resume_at)
                     raise
                 deletion_errors.append(error)
+
+    def _end_of_gone(self, at: int) -> int:
+        """Return the offset of the first file from `at` on that still exists, so that one reset passes over many."""
+        for first, file in self.files.between(at, self.files.end):
+            if not self.reader.is_gone(file):
+                return first
+        return self.files.end
 
 
 def _finder_of(reader: FileReader) -> Finder:
