@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ....common import runtime
@@ -155,7 +156,9 @@ class SourcedKafka(ForwardingKafka):
             end = topic.files.end
             topic.find_new(None)
         if not end:
-            _log.warning("%s: %s has no rows yet", source.topic, source.label)
+            is_missing = source.kind != "iceberg" and source.address[0] == "/" and not Path(source.address).exists()
+            state = "does not exist" if is_missing else "has no rows"
+            _log.warning("%s: %s %s yet", source.topic, source.label, state)
 
     def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
         return {**self.kafka.partition_counts(timeout_s=timeout_s), **dict.fromkeys(self._topics, 1)}

@@ -1,5 +1,6 @@
 """Files of a folder as records: each once, in an order that never changes, at the file and line that messages name."""
 
+import bz2
 import gzip
 import json
 import os
@@ -15,7 +16,7 @@ import slackwater as sw
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
-from slackwater.errors import AnotherTopic, Gone, NotFound, Refused
+from slackwater.errors import AnotherTopic, Gone, NotFound, Refused, Usage
 from slackwater.operations.maintenance.archive_fill import TopicFilled, fill
 from slackwater.pipeline.api.topic import Topic
 from slackwater.pipeline.kafka.archived import ArchivedKafka
@@ -242,6 +243,62 @@ def test_the_archiver_of_a_run_does_not_count_a_file_that_is_gone_as_archived(fo
     head = index.newest(source.store, "shop", source.topic)
     assert head is not None
     assert head.covered == (Extent(0, 0, 1), Extent(0, 2, 3))
+
+
+def test_a_folder_that_contains_itself_by_links_is_refused(folder: Path, opened: Open) -> None:
+    write_lines(folder / "a/1.jsonl", 1)
+    write_lines(folder / "b/2.jsonl", 2)
+    (folder / "a/x").symlink_to(folder / "b")
+    source = opened(sw.read_files(str(folder)))
+    assert sorted(row["n"] for row in source.rows()) == [1, 2, 2]
+    (folder / "b/y").symlink_to(folder / "a")
+    with pytest.raises(Refused, match=r"a/x/y is a link to .*/a, which contains it"):
+        opened(sw.read_files(str(folder), name="again"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x28\xb5\x2f\xfd", bz2.compress(b"{}"), gzip.compress(b"{}"), b"PAR1\x15"],
+    ids=["zst", "bz2", "gz", "parquet"],
+)
+def test_packed_files_and_parquet_are_no_lines(folder: Path, opened: Open, data: bytes) -> None:
+    (folder / "a.jsonl").write_bytes(data)
+    with pytest.raises(Refused, match=r"a\.jsonl is a packed or Parquet file; expected json lines") as refused:
+        opened(sw.read_files(str(folder)))
+    assert "path_glob_filter" in refused.value.hint
+    (folder / "a.jsonl").write_bytes(b"PAR1\nBZh9\n")
+    assert opened(sw.read_files(str(folder))).end == 2
+
+
+def test_a_missing_folder_is_named(tmp_path: Path, opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    opened(sw.read_files(str(tmp_path / "none")))
+    assert f"folder {tmp_path}/none does not exist yet" in caplog.text
+
+
+def test_a_path_is_a_folder_and_no_file_or_pattern(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lines(folder / "a.jsonl", 1)
+    for path, name in ((folder / "a.jsonl", "a.jsonl"), (folder / "*.jsonl", "*.jsonl"), ("s3://b/in/*", "*")):
+        with pytest.raises(Usage, match="expected a folder, not a") as refused:
+            sw.read_files(str(path))
+        assert f"path_glob_filter={name!r}" in refused.value.hint
+    (folder / "[a]").mkdir()
+    assert sw.read_files(str(folder / "[a]"), name="a").source
+    monkeypatch.setenv("HOME", str(folder.parent))
+    source = sw.read_files("~/in").source
+    assert source is not None
+    assert source.address == str(folder)
+
+
+def test_new_files_are_listed_on_request(folder: Path, opened: Open) -> None:
+    """As a reset of a stopped app to the latest offset does."""
+    write_lines(folder / "a.jsonl", 1)
+    source = opened(sw.read_files(str(folder)))
+    write_lines(folder / "b.jsonl", 2, 3)
+    channels = KafkaChannels(source.kafka)
+    assert channels.ends(source.topic) == (1,)
+    channels.list_new_files(source.store, source.topic)
+    assert channels.ends(source.topic) == (3,)
+    channels.list_new_files(source.store, "orders")
 
 
 def test_a_declaration_that_never_had_a_file_is_replaced(folder: Path, tmp_path: Path, opened: Open) -> None:
