@@ -24,6 +24,7 @@ from ...snapshot.cut.moments import heads_of, newest_cut, stages_of
 from ...snapshot.under_way.exclusion import RUNS_ELSEWHERE, AppCondition, Intent, check_exclusion
 from ...state.records import NOT_KNOWN, explain_recreated_topic
 from ...store.objects.protocol import ObjectStore
+from ...store.versions.keys import is_source
 from ...store.versions.kinds import RESET
 from ...store.versions.manifest import Input, Manifest
 from .rewind import pin_before
@@ -124,7 +125,7 @@ def reset(
     topics = (f"{topic}:{','.join(map(str, some))}" if some else topic for topic, some in sorted(scope.items()))
     if scenario.kind == "latest" and not dry_run:
         # No runner has listed the files that have come since the app stopped.
-        for topic in sorted({read.topic for read in users_inputs(heads.values())}):
+        for topic in {read.topic for read in users_inputs(heads.values()) if is_source(read.topic)}:
             kafka.list_new_files(store, topic)
     request = f"{scenario}{' of ' * bool(scope)}{', '.join(topics)}: "
     is_repeated = scenario.kind == "shift" and _is_repeated_shift(store, app, heads, request)

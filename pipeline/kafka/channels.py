@@ -24,7 +24,6 @@ from ...snapshot.cut.stored import ADDRESS_COLUMNS
 from ...snapshot.query.log import Remaining, RemainingOf
 from ...state.records import Range, TopicState, is_other_topic
 from ...store.objects.protocol import ObjectStore
-from ...store.versions.keys import is_source
 from ...store.versions.manifest import Input
 from .archived import ArchivedKafka, with_archives
 from .columns import MessageColumns
@@ -84,7 +83,7 @@ class KafkaChannels:
         return end_offsets(self.kafka, topic)
 
     def list_new_files(self, store: ObjectStore, topic: str, /) -> None:
-        if is_source(topic) and (source := find_source(store, topic)) is not None:
+        if (source := find_source(store, topic)) is not None:
             self.kafka.declare(source)
 
     def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:

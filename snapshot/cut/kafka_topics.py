@@ -31,7 +31,7 @@ class KafkaTopics(Protocol):
         """Return the end offset by partition; None if the topic does not exist."""
 
     def list_new_files(self, store: ObjectStore, topic: str, /) -> None:
-        """Add the new files of a source to its list in the store; for a topic of Kafka, does nothing."""
+        """Add the new files of a source to its list in the store."""
 
     def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
         """Return, for each partition, the offset of the first record at or after `time_ms`.

@@ -298,7 +298,6 @@ def test_new_files_are_listed_on_request(folder: Path, opened: Open) -> None:
     assert channels.ends(source.topic) == (1,)
     channels.list_new_files(source.store, source.topic)
     assert channels.ends(source.topic) == (3,)
-    channels.list_new_files(source.store, "orders")
 
 
 def test_a_declaration_that_never_had_a_file_is_replaced(folder: Path, tmp_path: Path, opened: Open) -> None:
