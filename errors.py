@@ -148,8 +148,9 @@ class BadRecord(Refused):
 class Gone(Refused):
     """Records that have to be read were deleted from Kafka."""
 
+    lost_from: int = 0
     resume_at: int = 0
-    """First offset after the lost records, if Kafka still has records before them; else 0."""
+    """First lost offset, and the first one after them, if there are records before them; else 0."""
 
 
 class AnotherTopic(Refused):

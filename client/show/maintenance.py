@@ -21,6 +21,7 @@ from ...snapshot.status.overview import ArchiveStatus
 from ...snapshot.take.audit_log import Operation
 from ...snapshot.take.taking import retire_question
 from ...store.versions.forgotten import ForgetJournal
+from ...store.versions.keys import is_source
 from ...store.versions.manifest import Manifest
 from . import values
 from .document import Block, Name, NextCommand, Remark, TableBlock, Title
@@ -511,6 +512,8 @@ def _out_of_reach(remaining: Sequence[OutOfReach]) -> Iterator[Block]:
 
 
 def _record_lifetime(topic: OutOfReach) -> str:
+    if is_source(topic.name):
+        return "never: delete them in the files"
     if topic.retention_ms is None:
         return "by the topic's retention.ms (Kafka could not be asked)"
     if topic.retention_ms >= 0:

@@ -9,6 +9,7 @@ from ...common import instants
 from ...snapshot.status.cost import AppCost
 from ...snapshot.status.overview import AppOverview, ArchiveStatus, InputLag, StageOverview
 from ...snapshot.verify.report import CHECKS
+from ...store.versions.keys import is_source
 from ...store.versions.kinds import KINDS
 from . import formats
 from .document import Block, Cell, TableBlock, Title
@@ -110,7 +111,8 @@ def _stage(stage: StageOverview) -> tuple[Cell, ...]:
     table: tuple[Cell, ...] = ("-", "-", "-")
     if stage.keys is not None:
         table = (f"{'' if stage.keys_exact else '≤'}{stage.keys:,}", str(stage.ssts), size(stage.bytes))
-    lag = f"now called {stage.called}" if stage.called else "; ".join(map(_lag, stage.inputs))
+    lags = (_lag(read, is_live=bool(stage.runner)) for read in stage.inputs)
+    lag = f"now called {stage.called}" if stage.called else "; ".join(lags)
     if stage.attached is not None and not stage.attached.follows_topic:
         batches_behind, at = stage.batches_behind, stage.attached.next_batch - 1
         lag = (
@@ -138,8 +140,11 @@ def _rows(stage: StageOverview) -> Cell:
     return stage.rows if stage.rows or KINDS[stage.kind].reads_records else "-"
 
 
-def _lag(source: InputLag) -> str:
+def _lag(source: InputLag, *, is_live: bool) -> str:
     if not source.upstream:
+        if is_source(source.topic) and not is_live:
+            # Only a runner looks for new files.
+            return f"{source.topic} {count(source.records)} or more"
         # A clone may read another topic than the program names.
         return f"{source.topic} {count(source.records)}"
     if source.lag == 0 or source.versions is None:

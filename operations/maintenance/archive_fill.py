@@ -5,11 +5,13 @@ committed version has read are archived. An interrupted call is resumed by the s
 archived records.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ...common import instants
 from ...common.durations import DAY_MS
+from ...errors import Gone
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.moments import heads_of, stages_of
@@ -113,9 +115,8 @@ def _fill_topic(
     if earliest is not None and not is_former:
         gone = intersect(every, (Extent(number, 0, first) for number, first in enumerate(earliest) if first))
     done, added, remaining = 0, 0, subtract(every, gone)
-    lost = tuple(map(str, gone))
     if dry_run or not remaining:
-        return TopicFilled(topic, count_offsets(remaining), 0, lost)
+        return TopicFilled(topic, count_offsets(remaining), 0, tuple(map(str, gone)))
     total = count_offsets(remaining)
     for read_ms, extents in _group_extents(read, remaining):
         extents_to_read = subtract(intersect(extents, remaining), head.covered)
@@ -124,8 +125,10 @@ def _fill_topic(
         on_progress(f"{topic}: {done:,} of {total:,} offsets")
         rows_so_far = head.rows
         head = _append(store, kafka, head, extents_to_read, read_ms, by)
-        done, added = done + count_offsets(extents_to_read), added + head.rows - rows_so_far
-    return TopicFilled(topic, done, added, lost)
+        lost = subtract(extents_to_read, head.covered)
+        gone = union(gone, lost)
+        done, added = done + count_offsets(extents_to_read) - count_offsets(lost), added + head.rows - rows_so_far
+    return TopicFilled(topic, done, added, tuple(map(str, gone)))
 
 
 def _find_archive(store: ObjectStore, app: str, topic: str, topic_id: str) -> ArchiveIndex:
@@ -153,10 +156,19 @@ def _append(
     store: ObjectStore, kafka: KafkaTopics, head: ArchiveIndex, extents: Extents, read_ms: int, by: str
 ) -> ArchiveIndex:
     writer, done = ArchiveWriter(), list[Extent]()
-    for part in split(extents, _GROUP_OFFSETS):
-        for records in kafka.records(head.topic, part.partition, part.first, part.end):
-            writer.append(records)
-        done.append(part)
+    parts = deque(split(extents, _GROUP_OFFSETS))
+    while parts:
+        part = parts.popleft()
+        try:
+            for records in kafka.records(head.topic, part.partition, part.first, part.end):
+                writer.append(records)
+            done.append(part)
+        except Gone as error:
+            if error.resume_at <= part.first:
+                raise
+            # A file is gone, and there may be files after it.
+            done += intersect((part,), (Extent(part.partition, 0, error.lost_from),))
+            parts.extendleft(subtract((part,), (Extent(part.partition, 0, error.resume_at),)))
         if writer.num_bytes >= TARGET_BYTES // 2:
             head = append(store, head, writer, union(done), read_ms, by=by, now_ms=instants.now_ms())
             writer, done = ArchiveWriter(), []

@@ -16,6 +16,7 @@ from ...common.durations import parse_ms
 from ...common.instants import format_iso
 from ...errors import NotFound, Refused, Usage
 from ...snapshot.change.migrate import carry_out, check_migration_complete, finish_earlier
+from ...snapshot.change.switch import users_inputs
 from ...snapshot.cut.graph import downstream_stages, topological_order
 from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.migrations import MIGRATIONS, MigratedStage
@@ -23,6 +24,7 @@ from ...snapshot.cut.moments import heads_of, newest_cut, stages_of
 from ...snapshot.under_way.exclusion import RUNS_ELSEWHERE, AppCondition, Intent, check_exclusion
 from ...state.records import NOT_KNOWN, explain_recreated_topic
 from ...store.objects.protocol import ObjectStore
+from ...store.versions.keys import is_source
 from ...store.versions.kinds import RESET
 from ...store.versions.manifest import Input, Manifest
 from .rewind import pin_before
@@ -121,6 +123,10 @@ def reset(
     heads = heads_of(store, app, stages_of(store, app))
     number = check_migration_complete(store, app, heads, Intent.RESET) + 1
     topics = (f"{topic}:{','.join(map(str, some))}" if some else topic for topic, some in sorted(scope.items()))
+    if scenario.kind == "latest" and not dry_run:
+        # No runner has listed the files that have come since the app stopped.
+        for topic in {read.topic for read in users_inputs(heads.values()) if is_source(read.topic)}:
+            kafka.list_new_files(store, topic)
     request = f"{scenario}{' of ' * bool(scope)}{', '.join(topics)}: "
     is_repeated = scenario.kind == "shift" and _is_repeated_shift(store, app, heads, request)
     positions = {} if is_repeated else _new_positions(app, heads, scope, scenario, kafka)

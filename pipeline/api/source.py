@@ -3,13 +3,14 @@
 Options have Structured Streaming's names, in snake case.
 """
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ...common.arguments import check_arguments
 from ...common.extras import require_extras
-from ...common.validation import check_whole
+from ...common.validation import check_whole, expand_home
 from ...errors import Usage
 from ...store.versions.keys import check_name
 from ..kafka.declared_source import Format, Source
@@ -51,7 +52,13 @@ def read_files(
     """
     if header and format != "csv":
         raise Usage(f"read_files(): header is for CSV; the format is {format!r}")
-    address = parse_address("read_files(): path", "delta", path)
+    address = _address("read_files(): path", path)
+    is_pattern = not set("*?[").isdisjoint(address) and not Path(address).is_dir()
+    if is_pattern or ("://" not in address and Path(address).is_file()):
+        raise Usage(
+            f"read_files(): path is {address!r}; expected a folder, not a {'pattern' if is_pattern else 'file'}",
+            hint=f"name the folder, and its files as path_glob_filter={address.rpartition('/')[2]!r}",
+        )
     source = _source(
         "files", address, name, max_files_per_trigger, content=format, header=header, glob=path_glob_filter
     )
@@ -93,7 +100,7 @@ def read_delta(
     """
     source = _source(
         "delta",
-        parse_address("read_delta(): path", "delta", path),
+        _address("read_delta(): path", path),
         name,
         max_files_per_trigger,
         read_change_feed=read_change_feed,
@@ -144,6 +151,10 @@ def read_iceberg(
         skip_change_commits=skip_change_commits,
     )
     return _topic(source, starting_offsets, starting_timestamp, include_headers=include_headers)
+
+
+def _address(owner: str, path: str) -> str:
+    return parse_address(owner, "delta", str(expand_home(owner, path)) if path.startswith("~") else path)
 
 
 def _source(kind: str, address: str, name: str, max_files: int | None, **options: Any) -> Source:

@@ -27,6 +27,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input
 from .archived import ArchivedKafka, with_archives
 from .columns import MessageColumns
+from .declared_source import find_source
 from .messages import (
     decode_addressed,
     filter_by_attempts,
@@ -80,6 +81,10 @@ class KafkaChannels:
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         return end_offsets(self.kafka, topic)
+
+    def list_new_files(self, store: ObjectStore, topic: str, /) -> None:
+        if (source := find_source(store, topic)) is not None:
+            self.kafka.declare(source)
 
     def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
         ends = self.kafka.offset_bounds(topic)[1]

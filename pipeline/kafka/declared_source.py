@@ -61,6 +61,11 @@ def _key(topic: str) -> str:
     return f"{keys.source(topic)}source.json"
 
 
+def files_folder(topic: str) -> str:
+    """Return the folder of the objects that list a source's files."""
+    return f"{keys.source(topic)}files/"
+
+
 def find_source(store: ObjectStore, topic: str) -> Source | None:
     return codec.find(store, _key(topic), Source, key_of=lambda source: _key(source.topic))
 
@@ -68,7 +73,7 @@ def find_source(store: ObjectStore, topic: str) -> Source | None:
 def declare_source(store: ObjectStore, source: Source) -> Source:
     """Store a source that a program declares, and return it with its id. Its options may change, but not its rows.
 
-    Raises `Refused` if the store has another source under this name.
+    Raises `Refused` if the store has files of another source under this name.
     """
     stored = find_source(store, source.topic)
     if stored is None:
@@ -78,7 +83,11 @@ def declare_source(store: ObjectStore, source: Source) -> Source:
         except ObjectExists:
             return declare_source(store, source)
     different = [name for name in _IDENTITY if getattr(stored, name) != getattr(source, name)]
-    if different:
+    if different and next(store.list(files_folder(source.topic)), None) is None:
+        # No offset of the old declaration means a row: it was a mistake, such as a mistyped path or a wrong format.
+        stored = replace(source, id=runtime.random_hex())
+        store.put(_key(source.topic), codec.encode(stored))
+    elif different:
         before, now = (
             ", ".join(f"{_IDENTITY[name]}={getattr(at, name)!r}" for name in different) for at in (stored, source)
         )

@@ -23,6 +23,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ...common import instants, runtime
+from ...errors import Gone
 from ...state.records import Position, ranges
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent
@@ -239,7 +240,7 @@ class TopicSourceReader(_SourceReader):
         return Position(self._options.input, self._open_kafka().offset_bounds(self._options.topic)[0]).to_json()
 
     def _read(self, partition: _Ranges, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        kafka, patience_s = self._kafka_with_archive, self._options.patience_s
+        kafka = self._kafka_with_archive
         with self._spool_records(partition) as keep:
 
             def keep_columns(chunk: Chunk) -> MessageColumns:
@@ -247,11 +248,21 @@ class TopicSourceReader(_SourceReader):
                 keep(columns)
                 return columns
 
-            read = map(keep_columns, kafka.read_ranges(partition.topic, partition.parts, patience_s=patience_s))
+            read = map(keep_columns, self._read_ranges(kafka, partition))
             if self._share is None:
                 yield from (columns.to_spark_batch(schema, self._needed_columns) for columns in read)
             else:
                 yield from _combine_batches(self._rows_of_share(self._share, read, schema))
+
+    def _read_ranges(self, kafka: Kafka, partition: _Ranges) -> Iterator[Chunk]:
+        options = self._options
+        try:
+            yield from kafka.read_ranges(partition.topic, partition.parts, patience_s=options.patience_s)
+        except Gone as error:
+            if error.resume_at and is_source(options.topic) and options.end_offsets is None:
+                reset = f"slackwater reset {options.app} --topic {options.topic} --to-offset {error.resume_at}"
+                error.hint += f"; to continue at the next file that exists: {reset}"
+            raise
 
     def _rows_of_share(
         self, share: KeyShare, read: Iterable[MessageColumns], schema: pa.Schema

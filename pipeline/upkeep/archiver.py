@@ -233,7 +233,7 @@ class Archiver(Listener):
             lost: list[Gone] = []
             for records in self._records(head, part, source, lost):
                 writer.append(records)
-            available = subtract((part,), self._lost_range(topic.name, part)) if lost else (part,)
+            available = subtract((part,), self._lost_range(topic.name, part, lost)) if lost else (part,)
             gone += subtract((part,), available)
             read += available
             if writer.num_bytes >= merge.TARGET_BYTES // 2:
@@ -265,9 +265,10 @@ class Archiver(Listener):
         for chunk in self._kafka.read(*where, patience_s=self._patience_s, deletion_errors=lost, topic_id=topic_id):
             yield pa.Table.from_batches([MessageColumns(chunk).to_archive_batch()])
 
-    def _lost_range(self, topic: str, part: Extent) -> Extents:
+    def _lost_range(self, topic: str, part: Extent, errors: Sequence[Gone]) -> Extents:
         first = self._kafka.offset_bounds(topic)[0][part.partition]
-        return intersect((part,), (Extent(part.partition, 0, first),)) if first else ()
+        spans = [(0, first), *((error.lost_from, error.resume_at) for error in errors)]
+        return intersect((part,), union(*((Extent(part.partition, *span),) for span in spans if span[1])))
 
     def _merge(self, topic: _TopicArchive, over: runtime.Event) -> None:
         assert topic.head is not None  # noqa: S101  it was opened

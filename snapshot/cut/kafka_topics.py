@@ -6,6 +6,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from ...state.records import TopicState
+from ...store.objects.protocol import ObjectStore
 from ...store.versions.keys import check_topic
 from .in_flight import InFlight
 from .replicas import Anchor
@@ -28,6 +29,9 @@ class KafkaTopics(Protocol):
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         """Return the end offset by partition; None if the topic does not exist."""
+
+    def list_new_files(self, store: ObjectStore, topic: str, /) -> None:
+        """Add the new files of a source to its list in the store."""
 
     def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
         """Return, for each partition, the offset of the first record at or after `time_ms`.

@@ -120,12 +120,14 @@ class TopicArchives:
         index = self.archives[0].index
         is_thinned = any(intersect((extent,), archive.index.thinned) for archive in self.archives)
         reason = "were deleted there by `input` in [retention]" if is_thinned else "were never archived"
-        return Gone(
+        error = Gone(
             f"offsets {extent.first} to {extent.end - 1} of {index.topic}[{extent.partition}] are {kafka_reason}, "
             f"and not in "
             f"the input archive of {index.app!r}: they {reason}",
             hint=f"choose a moment whose records are archived: `slackwater archive {index.app}` shows them",
         )
+        error.lost_from, error.resume_at = extent.first, extent.end
+        return error
 
 
 class Archives:

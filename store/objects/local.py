@@ -138,9 +138,20 @@ class LocalStore(BaseStore):
     def _walk(self, prefix: str, start_after: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
         for key, entry in self._entries(prefix, start_after):
             if key.endswith("/"):
+                if entry.is_symlink():
+                    self._check_no_cycle(key)
                 yield from self._walk(key, start_after)
             else:
                 yield key, entry
+
+    def _check_no_cycle(self, link: str) -> None:
+        target, above = (self._root / link).resolve(), (self._root / link).parent
+        while above.is_relative_to(self._root):
+            if above.resolve().is_relative_to(target):
+                raise Refused(
+                    f"{self._root / link} is a link to {target}, which contains it", hint="remove or move the link"
+                )
+            above = above.parent
 
     def _entries(self, prefix: str, start_after: str = "") -> Sequence[tuple[str, os.DirEntry[str]]]:
         folder = prefix[: prefix.rfind("/") + 1]

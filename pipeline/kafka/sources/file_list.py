@@ -17,6 +17,7 @@ from ....common import runtime
 from ....errors import ObjectExists
 from ....store.objects.protocol import ObjectStore
 from ....store.versions import codec, keys, limits
+from ..declared_source import files_folder
 
 _LEVELS = (4096, 256, 16, 1)
 MAX_FILES = 20_000
@@ -52,7 +53,7 @@ class FileList:
     """List of a source's files, as far as it was read. Thread-safe."""
 
     def __init__(self, topic: str) -> None:
-        self._folder = f"{keys.source(topic)}files/"
+        self._folder = files_folder(topic)
         self._lock = runtime.rlock()
         self._number = 0
         self._counts = {0: 0}

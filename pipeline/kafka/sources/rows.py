@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,12 @@ from .text import Marks, index_lines, read_lines
 
 _CHUNK_ROWS = 10_000
 _CHUNK_BYTES = 4 << 20
+_NO_TEXT = re.compile(rb"\x1f\x8b|\x28\xb5\x2f\xfd|BZh[1-9]1AY&SY|PAR1\x15")
+"""First bytes of files of gzip, zstd, bzip2 and Parquet."""
+_NO_INPUT = (
+    "remove the file, or pass over it by path_glob_filter, such as '*.parquet'; files that are being written begin "
+    "with '_' or '.'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,16 @@ class FileReader:
                 yield self._messages(first_offset, file, rows, values)
         except ObjectNotFound:
             raise self._gone_error(file) from None
+
+    def is_gone(self, file: SourceFile) -> bool:
+        """Return True if the file does not exist any more, or has changed."""
+        try:
+            self._check_unchanged(file)
+            store, key = self._locate(file.path)
+            store.get_range(key, 0, 1)
+        except (Gone, ObjectNotFound):
+            return True
+        return False
 
     def place(self, file: SourceFile, row: int) -> str:
         """Return the place of a row for messages: `file:///in/a.jsonl line 17`. Rows and lines count from 1."""
@@ -134,7 +151,7 @@ class FileReader:
         except pa.ArrowInvalid as error:
             raise Refused(
                 f"{self.source.label}: {self._url(path)} is no Parquet file: {error}",
-                hint="remove the file; files that are being written begin with '_' or '.'",
+                hint=_NO_INPUT,
             ) from None
 
     def _read_chunks(self, path: str, start: int) -> Iterator[bytes]:
@@ -143,6 +160,12 @@ class FileReader:
             yield self._unpacked(store.get(key), path)[start:]
             return
         while data := store.get_range(key, start, _CHUNK_BYTES):
+            if start == 0 and _NO_TEXT.match(data):
+                raise Refused(
+                    f"{self.source.label}: {self._url(path)} is a packed or Parquet file; expected "
+                    f"{self.source.content} lines, plain or in a .gz file",
+                    hint=_NO_INPUT,
+                )
             yield data
             start += len(data)
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ....common import runtime
@@ -101,16 +102,24 @@ class ListedSource:
         if span.last > self.files.end:
             self.refresh(at_once=True)
         for first, file in self.files.between(span.first, span.last):
+            at = max(first, span.first)
             try:
                 for messages in self.reader.records(first, file, span.first, span.last):
                     yield (messages,)
+                    at = messages[-1].offset() + 1
             except Gone as error:
-                error.resume_at = first + file.rows
-                skip = f"slackwater reset APP --topic {self.source.topic} --to-offset {error.resume_at}"
-                error.hint = f"{error.hint}; to pass over the file: {skip}"
+                error.lost_from, error.resume_at = at, first + file.rows
                 if deletion_errors is None:
+                    error.resume_at = self._end_of_gone(error.resume_at)
                     raise
                 deletion_errors.append(error)
+
+    def _end_of_gone(self, at: int) -> int:
+        """Return the offset of the first file from `at` on that still exists, so that one reset passes over many."""
+        for first, file in self.files.between(at, self.files.end):
+            if not self.reader.is_gone(file):
+                return first
+        return self.files.end
 
 
 def _finder_of(reader: FileReader) -> Finder:
@@ -147,7 +156,9 @@ class SourcedKafka(ForwardingKafka):
             end = topic.files.end
             topic.find_new(None)
         if not end:
-            _log.warning("%s: %s has no rows yet", source.topic, source.label)
+            is_missing = source.kind != "iceberg" and source.address[0] == "/" and not Path(source.address).exists()
+            state = "does not exist" if is_missing else "has no rows"
+            _log.warning("%s: %s %s yet", source.topic, source.label, state)
 
     def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
         return {**self.kafka.partition_counts(timeout_s=timeout_s), **dict.fromkeys(self._topics, 1)}

@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from slackwater.client.show import formats, values
 from slackwater.client.show.document import TableBlock
+from slackwater.client.show.maintenance import _record_lifetime
 from slackwater.client.show.shown import format_plain as as_plain
 from slackwater.client.show.shown import render_for_terminal as as_rich
 from slackwater.common import instants
 from slackwater.errors import Refused, Usage
+from slackwater.operations.erasure.reach import OutOfReach
 
 EVERYTHING = pa.table(
     {
@@ -244,3 +246,8 @@ def test_a_quoted_word_is_one_word_for_a_shell(word: str) -> None:
     assert shlex.split(quoted) == [word]
     # Within double quotes, a shell expands text that begins with these characters.
     assert quoted == shlex.quote(word) or not {*word} & {*'"$`\\!'}
+
+
+@pytest.mark.parametrize("retention_ms", [None, -1])
+def test_rows_of_files_expire_never(retention_ms: int | None) -> None:
+    assert _record_lifetime(OutOfReach("input", "files:in", retention_ms)) == "never: delete them in the files"

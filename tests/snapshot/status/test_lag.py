@@ -4,6 +4,7 @@ import time
 
 import pytest
 from slackwater.cli.reporter import idle_line
+from slackwater.client.show.status import _lag
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.status.overview import InputLag, StageLag, input_lag, sink_lags, stages_at
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sink
@@ -26,6 +27,13 @@ def test_lag_of_a_topic_is_its_unread_records_including_all_of_a_new_partition()
     assert (lag.lag, lag.records, lag.versions) == (11, 11, None)
     lag = input_lag("t", reader, {}, unknown)
     assert (lag.lag, lag.records, lag.versions) == (None, None, None)
+
+
+def test_the_lag_behind_files_is_a_lower_bound_while_no_runner_lists_new_ones() -> None:
+    lag = InputLag("in", "files:in", "", (0,), (5,), 5, 5, None)
+    assert (_lag(lag, is_live=True), _lag(lag, is_live=False)) == ("files:in 5", "files:in 5 or more")
+    of_topic = InputLag("t", "t", "", (0,), (5,), 5, 5, None)
+    assert _lag(of_topic, is_live=False) == "t 5"
 
 
 def test_lag_of_a_channel_is_its_unread_versions_and_rows() -> None:

@@ -1,5 +1,6 @@
 """Files of a folder as records: each once, in an order that never changes, at the file and line that messages name."""
 
+import bz2
 import gzip
 import json
 import os
@@ -14,16 +15,22 @@ import pytest
 import slackwater as sw
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from slackwater.errors import AnotherTopic, Gone, NotFound, Refused
+from pyspark.sql.pandas.types import from_arrow_schema
+from slackwater.errors import AnotherTopic, Gone, NotFound, Refused, Usage
+from slackwater.operations.maintenance.archive_fill import TopicFilled, fill
 from slackwater.pipeline.api.topic import Topic
 from slackwater.pipeline.kafka.archived import ArchivedKafka
-from slackwater.pipeline.kafka.columns import MessageColumns
+from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.kafka.columns import SPARK_SOURCE_SCHEMA, MessageColumns
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Patience
 from slackwater.pipeline.kafka.sources.folder import FolderFinder
 from slackwater.pipeline.kafka.sources.rows import FileReader, encode_rows
 from slackwater.pipeline.kafka.sources.topics import SourcedKafka
+from slackwater.pipeline.source.options import PrivateOptions, SourceOptions
 from slackwater.pipeline.source.planner import Pace, TopicPlanner
+from slackwater.pipeline.source.readers import TopicSourceReader
+from slackwater.pipeline.upkeep.archiver import Archiver
 from slackwater.state.records import Position
 from slackwater.store.archive import index
 from slackwater.store.archive.columns import SCHEMA
@@ -32,6 +39,8 @@ from slackwater.store.archive.reading import Archives
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import apps, commit
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
 from tests.pipeline.kafka.sources.reading import OpenSource
 from tests.store.archive.small_archives import write
@@ -169,13 +178,134 @@ def test_a_file_that_vanished_or_changed_is_named(folder: Path, opened: Open) ->
     write_lines(folder / "b.jsonl", 1, 2, 3, time_s=ord("b"))
     with pytest.raises(Gone, match=rf"file://{folder}/a.jsonl does not exist any more") as gone:
         source.messages(0, 6)
-    assert gone.value.hint.endswith("slackwater reset APP --topic files:in --to-offset 2")
+    assert "reset" not in gone.value.hint
+    assert (gone.value.lost_from, gone.value.resume_at) == (0, 4)
     with pytest.raises(Gone, match=rf"{folder}/b.jsonl has changed since it was read: it had 18 bytes and now has 27"):
         source.messages(2, 6)
     errors: list[Gone] = []
     chunks = source.kafka.read(source.topic, 0, 0, 6, patience_s=1, deletion_errors=errors)
     assert [message.offset() for chunk in chunks for message in chunk] == [4, 5]
-    assert [error.resume_at for error in errors] == [2, 4]
+    assert [(error.lost_from, error.resume_at) for error in errors] == [(0, 2), (2, 4)]
+
+
+def test_the_runner_names_the_reset_that_passes_over_all_files_that_are_gone(folder: Path, tmp_path: Path) -> None:
+    """A replay, which ends at given offsets, has no such way."""
+    for n in range(5):
+        write_lines(folder / f"{n}.jsonl", n, time_s=n)
+    kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
+    root = str(tmp_path / "store")
+    OpenSource(sw.read_files(str(folder)), tmp_path / "store")
+    for n in (1, 2, 3):
+        (folder / f"{n}.jsonl").unlink()
+    hints = []
+    for ends in (None, (5,)):
+        options = SourceOptions(input="in", topic="files:in", app="shop", store=root, end_offsets=ends)
+        reader = TopicSourceReader(options, from_arrow_schema(SPARK_SOURCE_SCHEMA), PrivateOptions(kafka.properties))
+        (part,) = reader.partitions(Position("in", (0,)).to_json(), Position("in", (5,)).to_json())
+        with pytest.raises(Gone, match=r"1\.jsonl does not exist") as gone:
+            list(reader.read(part))
+        hints.append(gone.value.hint)
+    assert hints[0].endswith("slackwater reset shop --topic files:in --to-offset 4")
+    assert "reset" not in hints[1]
+
+
+def test_an_archive_is_filled_with_the_files_that_are_left(folder: Path, opened: Open) -> None:
+    for n in range(5):
+        write_lines(folder / f"{n}.jsonl", 2 * n, 2 * n + 1, time_s=n)
+    source, app = opened(sw.read_files(str(folder))), "shop"
+    for n in (1, 3):
+        (folder / f"{n}.jsonl").unlink()
+    store, topic_id = source.store, source.kafka.topic_id(source.topic)
+    apps.ensure_app(store, AppInfo(app, 1))
+    for version, end in ((1, 0), (2, 9)):
+        at = Input(source.topic, (end,), rows=end, topic_id=topic_id)
+        commit.commit(store, Manifest(app, "s", version, 1, "w", 1, "batch" if end else "claim", {"in": at}))
+    (filled,) = fill(store, app, KafkaChannels(source.kafka), None, by="test")
+    assert filled == TopicFilled(source.topic, 5, 5, ("[0]@2..4", "[0]@6..8"))
+    head = index.newest(store, app, source.topic)
+    assert head is not None
+    assert head.covered == (Extent(0, 0, 2), Extent(0, 4, 6), Extent(0, 8, 9))
+
+
+def test_the_archiver_of_a_run_does_not_count_a_file_that_is_gone_as_archived(folder: Path, opened: Open) -> None:
+    for n in range(3):
+        write_lines(folder / f"{n}.jsonl", n, time_s=n)
+    source = opened(sw.read_files(str(folder)))
+    (folder / "1.jsonl").unlink()
+    apps.ensure_app(source.store, AppInfo("shop", 1))
+    archiver = Archiver(
+        source.store, "shop", source.kafka, {source.topic: 86_400_000}.get, spool=None, by="test", patience_s=1
+    )
+    for version, end in ((1, 0), (2, 3)):
+        at = Input(source.topic, (end,), rows=end, topic_id=source.kafka.topic_id(source.topic))
+        archiver.on_version(Manifest("shop", "s", version, 1, "w", 1, "batch" if end else "claim", {"in": at}))
+    archiver.archive_pending()
+    head = index.newest(source.store, "shop", source.topic)
+    assert head is not None
+    assert head.covered == (Extent(0, 0, 1), Extent(0, 2, 3))
+
+
+def test_a_folder_that_contains_itself_by_links_is_refused(folder: Path, opened: Open) -> None:
+    write_lines(folder / "a/1.jsonl", 1)
+    write_lines(folder / "b/2.jsonl", 2)
+    (folder / "a/x").symlink_to(folder / "b")
+    source = opened(sw.read_files(str(folder)))
+    assert sorted(row["n"] for row in source.rows()) == [1, 2, 2]
+    (folder / "b/y").symlink_to(folder / "a")
+    with pytest.raises(Refused, match=r"a/x/y is a link to .*/a, which contains it"):
+        opened(sw.read_files(str(folder), name="again"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x28\xb5\x2f\xfd", bz2.compress(b"{}"), gzip.compress(b"{}"), b"PAR1\x15"],
+    ids=["zst", "bz2", "gz", "parquet"],
+)
+def test_packed_files_and_parquet_are_no_lines(folder: Path, opened: Open, data: bytes) -> None:
+    (folder / "a.jsonl").write_bytes(data)
+    with pytest.raises(Refused, match=r"a\.jsonl is a packed or Parquet file; expected json lines") as refused:
+        opened(sw.read_files(str(folder)))
+    assert "path_glob_filter" in refused.value.hint
+    (folder / "a.jsonl").write_bytes(b"PAR1\nBZh9\n")
+    assert opened(sw.read_files(str(folder))).end == 2
+
+
+def test_a_missing_folder_is_named(tmp_path: Path, opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    opened(sw.read_files(str(tmp_path / "none")))
+    assert f"folder {tmp_path}/none does not exist yet" in caplog.text
+
+
+def test_a_path_is_a_folder_and_no_file_or_pattern(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lines(folder / "a.jsonl", 1)
+    for path, name in ((folder / "a.jsonl", "a.jsonl"), (folder / "*.jsonl", "*.jsonl"), ("s3://b/in/*", "*")):
+        with pytest.raises(Usage, match="expected a folder, not a") as refused:
+            sw.read_files(str(path))
+        assert f"path_glob_filter={name!r}" in refused.value.hint
+    (folder / "[a]").mkdir()
+    assert sw.read_files(str(folder / "[a]"), name="a").source
+    monkeypatch.setenv("HOME", str(folder.parent))
+    source = sw.read_files("~/in").source
+    assert source is not None
+    assert source.address == str(folder)
+
+
+def test_new_files_are_listed_on_request(folder: Path, opened: Open) -> None:
+    """As a reset of a stopped app to the latest offset does."""
+    write_lines(folder / "a.jsonl", 1)
+    source = opened(sw.read_files(str(folder)))
+    write_lines(folder / "b.jsonl", 2, 3)
+    channels = KafkaChannels(source.kafka)
+    assert channels.ends(source.topic) == (1,)
+    channels.list_new_files(source.store, source.topic)
+    assert channels.ends(source.topic) == (3,)
+
+
+def test_a_declaration_that_never_had_a_file_is_replaced(folder: Path, tmp_path: Path, opened: Open) -> None:
+    write_lines(folder / "a.jsonl", 1)
+    opened(sw.read_files(str(tmp_path / "mistyped"), name="in"))
+    with pytest.raises(Refused, match="is no Parquet file"):
+        opened(sw.read_files(str(folder), name="in", format="parquet"))
+    assert opened(sw.read_files(str(folder), name="in")).rows() == [{"n": 1}]
 
 
 def test_an_archive_has_the_rows_of_a_file_that_is_gone(folder: Path, opened: Open) -> None:
@@ -197,7 +327,8 @@ def test_an_archive_has_the_rows_of_a_file_that_is_gone(folder: Path, opened: Op
         assert found == [(0, b'{"n": 97}'), (1, b'{"n": 98}'), (2, b'{"n": 99}')]
     (folder / "c.jsonl").unlink()
     errors: list[Gone] = []
-    assert len([*kafka.read(source.topic, 0, 0, 3, patience_s=1, deletion_errors=errors)]) == 2
+    chunks = kafka.read(source.topic, 0, 0, 3, patience_s=1, deletion_errors=errors)
+    assert [message.offset() for chunk in chunks for message in chunk] == [0, 1]
     assert len(errors) == 1
 
 
