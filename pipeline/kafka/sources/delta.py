@@ -58,6 +58,8 @@ class DeltaFinder:
 
         Raises `Gone` if the table's log no longer has a version, and `Refused` for changes that are no new rows.
         """
+        if self._version is not None and known:
+            self._version = known[-1].version  # other threads add files to the list too
         if self._version is None:
             newest = self._read_table()
             self._check_table()

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from hypothesis import strategies as st
 from pyiceberg.catalog import Catalog, load_catalog
 from slackwater.errors import Gone, NotFound, Refused, Unavailable
 from slackwater.pipeline.api.topic import Topic
+from slackwater.pipeline.kafka.sources.topics import ListedSource
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.wrapper import StoreWrapper
 
 from tests.pipeline.kafka.sources.reading import OpenSource
 from tests.store.objects.faulty_store import FaultyStore
@@ -252,6 +255,68 @@ def test_no_row_is_lost_or_read_twice_if_requests_fail_and_processes_end(
     source = OpenSource(topic, inner)
     expected = DeltaTable(table).to_pyarrow_table() if kind == "delta" else iceberg.scan().to_arrow()
     assert as_bag(source.rows()) == as_bag(expected.to_pylist())
+
+
+@pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
+def test_stages_of_one_process_read_each_row_once(kind: str, lake: Catalog, tmp_path: Path) -> None:
+    """Their planners are threads, and share the list of the files."""
+    store, count, folder = MemoryStore(), 0, tmp_path / "t"
+    if kind == "iceberg":
+        lake.create_table("n.t", rows().schema)
+
+    def add(number: int) -> None:
+        if kind == "files":
+            folder.mkdir(exist_ok=True)
+            (folder / f".{number}").write_text(f'{{"n": {number}}}\n')
+            (folder / f".{number}").rename(folder / f"{number}.jsonl")
+        elif kind == "delta":
+            write_deltalake(folder, rows(number), mode="append")
+        else:
+            lake.load_table("n.t").append(rows(number))
+
+    add(count)
+    topic = {
+        "files": lambda: sw.read_files(str(folder)),
+        "delta": lambda: sw.read_delta(str(folder)),
+        "iceberg": lambda: sw.read_iceberg("lake.n.t"),
+    }[kind]()
+    planners = [ListedSource(store, OpenSource(topic, store).kafka._source(topic.name).source) for _ in range(3)]
+    with ThreadPoolExecutor(len(planners)) as threads:
+        for at_once in (False, True, True, False, True):
+            count += 1
+            add(count)
+            done = threads.map(lambda planner: planner.find_new(None), planners)
+            if not at_once:
+                done = map(lambda planner: planner.find_new(None), planners)
+            list(done)
+    assert sorted(row["n"] for row in OpenSource(topic, store).rows()) == list(range(count + 1))
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_version_stays_new_until_it_is_in_the_list(is_written: bool, tmp_path: Path) -> None:
+    class SilentOnce(StoreWrapper):
+        """A store that does not answer one write."""
+
+        is_silent = False
+
+        def put_if_absent(self, key: str, data: bytes) -> None:
+            if not self.is_silent:
+                super().put_if_absent(key, data)
+                return
+            self.is_silent = False
+            if is_written:
+                super().put_if_absent(key, data)
+            raise Unavailable("no answer")
+
+    write_deltalake(tmp_path / "t", rows(0))
+    store = SilentOnce(MemoryStore())
+    source = OpenSource(sw.read_delta(str(tmp_path / "t")), store)
+    for number in (1, 2):
+        write_deltalake(tmp_path / "t", rows(number), mode="append")
+        store.is_silent = number == 1
+        with suppress(Unavailable):
+            assert source.end
+    assert [row["n"] for row in source.rows()] == [0, 1, 2]
 
 
 def test_versions_before_a_change_are_read_before_it_ends_the_run(tmp_path: Path, opened: Open) -> None:
