@@ -14,6 +14,7 @@ from msgspec import structs
 
 from ...common import instants, runtime
 from ...errors import Forbidden, NotFound, Refused
+from ...pipeline.kafka.sources.copying import copy_sources
 from ...snapshot.change.copies import CloneSsts, Masks
 from ...snapshot.change.first_versions import finish_clone, in_flight_reader
 from ...snapshot.cut.graph import Cut, violations
@@ -27,6 +28,7 @@ from ...snapshot.under_way.exclusion import AppCondition, Evidence, Intent, chec
 from ...snapshot.under_way.runners import have_runners_lapsed
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.read.copier import Copier
 from ...store.versions import apps, forgotten, keys
 from ...store.versions.apps import CloneJournal
 from ..maintenance.removal import Removal, delete_temporary_app
@@ -97,6 +99,8 @@ def clone(
         copies = CloneSsts(store, target, cache, plan.initial_cut, name, masks, deep=note.deep, on_progress=on_progress)
         with report_if_collected(store, plan.initial_cut):
             records = in_flight_reader(store, plan.initial_cut, keeper)
+            if root:
+                copy_sources(Copier(store, target), plan.topics.values())
             finish_clone(target, note.info, plan.initial_cut, records, copies, channels, by=by, is_new=is_new)
     since_ms, where = plan.info.created_ms, f"{name} in {root}" if root else name
     detail, same = f"{source} as {where}", f" as {where}"

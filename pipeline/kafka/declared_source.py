@@ -17,7 +17,10 @@ _IDENTITY = {
     "address": "path",
     "content": "format",
     "header": "header",
+    "glob": "path_glob_filter",
     "read_change_feed": "read_change_feed",
+    "ignore_deletes": "ignore_deletes",
+    "skip_change_commits": "skip_change_commits",
     "starting_version": "starting_version",
 }
 """Fields that decide which rows the source has, and in which order, with the names of their arguments."""

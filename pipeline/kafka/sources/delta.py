@@ -188,7 +188,8 @@ class DeltaFinder:
         raise Refused(
             f"{self._source.label}: version {version} ({operation or 'no operation named'}) removes or changes rows, "
             "and only new rows can be read",
-            hint=f"read its changes (read_change_feed=True, under another name), or pass over such versions: {options}",
+            hint=f"give the source another name (name=..., starting_version={version}), and read its changes "
+            f"(read_change_feed=True) or pass over such versions: {options}",
         )
 
     def _part(self, version: int, time_ms: int, file: _Action, change: str) -> SourceFile:

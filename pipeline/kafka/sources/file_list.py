@@ -56,7 +56,7 @@ class FileList:
     """List of a source's files, as far as it was read. Thread-safe."""
 
     def __init__(self, topic: str) -> None:
-        self._folder = f"{keys.source(topic)}files/"
+        self._folder = keys.source_files(topic)
         self._lock = runtime.rlock()
         self._number = 0
         self._counts = {0: 0}

@@ -79,7 +79,8 @@ class IcebergFinder:
             raise Refused(
                 f"{self._source.label}: snapshot {snapshot.snapshot_id} ({operation.value}) removes or changes rows, "
                 "and only new rows can be read",
-                hint="pass over such snapshots: skip_change_commits=True, or ignore_deletes=True for deletes",
+                hint="give the source another name (name=...), and pass over such snapshots: skip_change_commits=True, "
+                "or ignore_deletes=True for deletes",
             )
         for manifest in snapshot.manifests(table.io):
             if manifest.content is ManifestContent.DATA and manifest.added_snapshot_id == snapshot.snapshot_id:

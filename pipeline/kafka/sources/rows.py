@@ -6,7 +6,6 @@ import gzip
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -183,14 +182,14 @@ class FileReader:
 
     def _url(self, path: str) -> str:
         url = path if _is_absolute(path) else f"{self.source.address}/{path}"
-        return url if "://" in url else f"file://{url}"
+        return url if "://" in url or url.startswith("file:") else f"file://{url}"
 
     def _locate(self, path: str) -> tuple[ObjectStore, str]:
         if not _is_absolute(path):
             return self.store.at(self.source.address), path
         root, _, key = path.rpartition("/")
         if root.startswith("file:"):
-            root, key = unquote(urlsplit(root).path), unquote(key)
+            root = "/" + root.removeprefix("file:").lstrip("/")
         return self.store.at(root.replace("s3a://", "s3://", 1) or "/"), key
 
 

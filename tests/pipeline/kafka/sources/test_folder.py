@@ -210,13 +210,15 @@ def test_files_that_are_no_parquet_and_no_gzip_are_named(folder: Path, opened: O
         opened(sw.read_files(str(folder), name="packed", path_glob_filter="*.gz"))
 
 
-def test_a_name_stands_for_one_folder_and_its_options_may_change(folder: Path, tmp_path: Path, opened: Open) -> None:
+def test_a_name_stands_for_one_list_of_rows(folder: Path, tmp_path: Path, opened: Open) -> None:
     write_lines(folder / "a.jsonl", 1)
     opened(sw.read_files(str(folder), name="in"))
-    source = opened(sw.read_files(str(folder), name="in", path_glob_filter="*.jsonl", max_files_per_trigger=3))
+    source = opened(sw.read_files(str(folder), name="in", max_files_per_trigger=3))
     assert source.rows() == [{"n": 1}]
     with pytest.raises(Refused, match=r"has path='.*/other' in the program, but was read with path='.*/in'"):
         opened(sw.read_files(str(tmp_path / "other"), name="in"))
+    with pytest.raises(Refused, match=r"has path_glob_filter='\*.csv' in the program, but was read with path_glob"):
+        opened(sw.read_files(str(folder), name="in", path_glob_filter="*.csv"))
 
 
 def test_a_source_whose_list_was_removed_is_another_topic(folder: Path, opened: Open) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -287,7 +288,7 @@ def test_stages_of_one_process_read_each_row_once(kind: str, lake: Catalog, tmp_
             add(count)
             done = threads.map(lambda planner: planner.find_new(None), planners)
             if not at_once:
-                done = map(lambda planner: planner.find_new(None), planners)
+                done = iter([planner.find_new(None) for planner in planners])
             list(done)
     assert sorted(row["n"] for row in OpenSource(topic, store).rows()) == list(range(count + 1))
 
@@ -329,9 +330,37 @@ def test_versions_before_a_change_are_read_before_it_ends_the_run(tmp_path: Path
         with pytest.raises(Refused, match=r"version 2 \(UPDATE\)"):
             assert source.end
     assert source.kafka.topic_state(source.topic).ends == (2,)
-    passing = opened(sw.read_delta(str(table), skip_change_commits=True))
+    for option in ("ignore_deletes", "skip_change_commits"):
+        with pytest.raises(Refused, match=f"has {option}=True in the program, but was read with {option}=False"):
+            opened(sw.read_delta(str(table), **{option: True}))
+    passing = opened(sw.read_delta(str(table), name="passing", starting_version=2, skip_change_commits=True))
     write_deltalake(table, rows(3), mode="append")
-    assert passing.values(2) == {2: b'{"n":3,"day":"x"}'}
+    assert passing.values() == {0: b'{"n":3,"day":"x"}'}
+
+
+@pytest.mark.parametrize("prefix", ["", "file:", "file://"])
+def test_files_of_a_table_at_any_address_are_read(prefix: str, tmp_path: Path, opened: Open) -> None:
+    """A shallow clone has the files of another table. Their addresses are encoded once, as the names are once more."""
+    table, log = tmp_path / "a b", tmp_path / f"a b/_delta_log/{0:020}.json"
+    write_deltalake(table, rows(1, day="x y%/#?é"), partition_by=["day"])
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "add" in action:
+            action["add"]["path"] = f"{prefix}{quote(str(table))}/{action['add']['path']}"
+    log.write_text("\n".join(map(json.dumps, actions)))
+    source = opened(sw.read_delta(str(table), name="t"))
+    assert source.rows() == [{"n": 1, "day": "x y%/#?é"}]
+    assert f" of {prefix}{table}/day=" in source.place(0)
+
+
+def test_an_iceberg_file_is_opened_by_its_literal_path(lake: Catalog, opened: Open) -> None:
+    table = lake.create_table("n.t", rows().schema)
+    with table.update_spec() as spec:
+        spec.add_identity("day")
+    table.append(rows(1, day="x y%/#?é"))
+    source = opened(sw.read_iceberg("lake.n.t"))
+    assert source.rows() == [{"n": 1, "day": "x y%/#?é"}]
+    assert "file://file:" not in source.place(0)
 
 
 @pytest.mark.ci
