@@ -39,10 +39,12 @@ class SourceFile(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     """Values of columns that the file does not have, such as those of a partition."""
     marks: tuple[tuple[limits.Count, limits.Count], ...] = ()
     """Lines at which a record begins, with their byte offsets; a reader of later lines starts there."""
+    names: dict[str, str] = {}
+    """Names of an Iceberg table's columns by field id, if the names in its files may be others."""
 
 
 def _num_entries(file: SourceFile) -> int:
-    return 1 + len(file.marks) + len(file.constants)
+    return 1 + len(file.marks) + len(file.constants) + len(file.names)
 
 
 class _Segment(msgspec.Struct, frozen=True):

@@ -93,11 +93,24 @@ class FileReader:
                 for batch in parquet.iter_batches(_CHUNK_ROWS, row_groups=[number]):
                     skip, stop = max(0, first - at), min(batch.num_rows, last - at)
                     if skip < stop:
-                        rows = pa.Table.from_batches([batch]).slice(skip, stop - skip)
+                        rows = self._renamed(file, pa.Table.from_batches([batch]).slice(skip, stop - skip))
                         yield np.arange(at + skip, at + stop), encode_rows(rows, file.constants)
                     at += batch.num_rows
                     if at >= last:
                         return
+
+    def _renamed(self, file: SourceFile, rows: pa.Table) -> pa.Table:
+        """Return the columns that the table has as of the file's snapshot, with the names that they have there."""
+        if not file.names:
+            return rows
+        ids = [(column.metadata or {}).get(b"PARQUET:field_id", b"").decode() for column in rows.schema]
+        if not all(ids):
+            raise Refused(
+                f"{self._version(file)}: columns were renamed or added again, and {file.path} has no field ids",
+                hint="rewrite the table's files (rewrite_data_files), and read it under another name (name=...)",
+            )
+        known = [number for number, field_id in enumerate(ids) if field_id in file.names]
+        return rows.select(known).rename_columns([file.names[ids[number]] for number in known])
 
     def _messages(
         self, first: int, file: SourceFile, rows: npt.NDArray[np.int64], values: pa.Array
@@ -213,11 +226,11 @@ def _header_lists(headers: Mapping[str, pa.Array], count: int) -> pa.Array:
 def encode_rows(rows: pa.Table, constants: Mapping[str, Any]) -> pa.Array:
     """Encode rows as JSON objects that `from_json` reads; times to the microsecond, binary values as base64.
 
-    `constants` are values of more columns.
+    `constants` are values of columns that the rows lack.
     """
     columns = {name: map_nested(rows[name].combine_chunks(), _exact_times) for name in rows.column_names}
     for name, value in constants.items():
-        columns[name] = pa.repeat(pa.scalar(value), rows.num_rows)
+        columns.setdefault(name, pa.repeat(pa.scalar(value), rows.num_rows))
     return encode_objects(pa.table(columns))
 
 
