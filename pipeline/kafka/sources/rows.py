@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ....errors import Gone, ObjectNotFound, Refused
+from ....errors import Gone, ObjectNotFound, Refused, SlackwaterError
 from ....store.archive.columns import HEADERS, SCHEMA, TIME
 from ....store.objects.protocol import ObjectStore
 from ....store.objects.range_file import RangeFile
@@ -26,6 +26,7 @@ from .text import Marks, index_lines, read_lines
 
 _CHUNK_ROWS = 10_000
 _CHUNK_BYTES = 4 << 20
+_GZIP = 16 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,18 @@ class FileReader:
         if source.content == "parquet":
             yield from self._read_parquet(file, first, last)
             return
+        # The header is the first line that is not blank. Before the first mark, reading begins with the file anyway.
+        is_header = source.header and not any(line <= first for line, _ in file.marks)
         lines = read_lines(
-            lambda start: self._read_chunks(file.path, start), file.marks, first, last, quoted=source.content == "csv"
+            lambda start: self._read_chunks(file.path, start),
+            file.marks,
+            0 if is_header else first,
+            last,
+            quoted=source.content == "csv",
         )
         for numbers, texts in lines:
-            skipped = int(source.header and numbers[0] == 0)
+            skipped = max(int(is_header), int(np.searchsorted(numbers, first)))
+            is_header = False
             for at in range(skipped, len(texts), _CHUNK_ROWS):
                 chunk = slice(at, at + _CHUNK_ROWS)
                 yield numbers[chunk], pa.array(texts[chunk], pa.binary())
@@ -90,7 +98,7 @@ class FileReader:
                 if at >= last or group_end <= first:
                     at = group_end
                     continue
-                for batch in parquet.iter_batches(_CHUNK_ROWS, row_groups=[number]):
+                for batch in self._batches(file, parquet, number):
                     skip, stop = max(0, first - at), min(batch.num_rows, last - at)
                     if skip < stop:
                         rows = self._renamed(file, pa.Table.from_batches([batch]).slice(skip, stop - skip))
@@ -98,6 +106,17 @@ class FileReader:
                     at += batch.num_rows
                     if at >= last:
                         return
+
+    def _batches(self, file: SourceFile, parquet: pq.ParquetFile, group: int) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from parquet.iter_batches(_CHUNK_ROWS, row_groups=[group])
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, SlackwaterError):
+                raise
+            raise Refused(
+                f"{self.source.label}: {self._url(file.path)} is damaged: {error}",
+                hint="restore the file as it was, with its time",
+            ) from None
 
     def _renamed(self, file: SourceFile, rows: pa.Table) -> pa.Table:
         """Return the columns that the table has as of the file's snapshot, with the names that they have there."""
@@ -143,7 +162,9 @@ class FileReader:
                 return pq.ParquetFile(local, memory_map=True)
             fetched = RangeFile(size, lambda start, length: store.get_range(key, start, length))
             return pq.ParquetFile(pa.PythonFile(fetched, mode="r"), pre_buffer=True)
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, SlackwaterError):
+                raise
             raise Refused(
                 f"{self.source.label}: {self._url(path)} is no Parquet file: {error}",
                 hint="remove the file; files that are being written begin with '_' or '.'",
@@ -152,30 +173,32 @@ class FileReader:
     def _read_chunks(self, path: str, start: int) -> Iterator[bytes]:
         store, key = self._locate(path)
         if path.endswith(".gz"):
-            yield self._unpacked(store.get(key), path)[start:]
+            yield from self._unpacked(store, key, path, start)
             return
-        while data := store.get_range(key, start, _CHUNK_BYTES):
-            yield data
-            start += len(data)
+        yield from _chunks(store, key, start)
 
-    def _unpacked(self, data: bytes, path: str) -> bytes:
+    def _unpacked(self, store: ObjectStore, key: str, path: str, start: int) -> Iterator[bytes]:
         try:
-            return gzip.decompress(data)
-        except (OSError, EOFError) as error:
-            raise Refused(f"{self.source.label}: {self._url(path)} is no gzip file: {error}") from None
+            for data in _unpack(_chunks(store, key, 0)):
+                if start < len(data):
+                    yield data[start:]
+                start = max(0, start - len(data))
+        except (zlib.error, EOFError) as error:
+            raise Refused(
+                f"{self.source.label}: {self._url(path)} is no gzip file, or is damaged: {error}",
+                hint="replace the file by a complete one, or remove it",
+            ) from None
 
     def _check_unchanged(self, file: SourceFile) -> None:
         """Raise `Gone` if a file of a folder was written again. Files of tables never are."""
         if self.source.kind != "files":
             return
         store, key = self._locate(file.path)
-        now = next((info for info in store.list(key) if info.key == key), None)
-        if now is None:
-            raise ObjectNotFound(key, store.url)
-        if (now.size_bytes, max(0, now.modified_ms)) != (file.bytes, file.time_ms):
+        size, modified_ms = _size_and_time(store, key)
+        if (size, max(0, modified_ms)) != (file.bytes, file.time_ms):
             raise Gone(
                 f"{self._url(file.path)} has changed since it was read: it had {file.bytes:,} bytes and now has "
-                f"{now.size_bytes:,}, or has another time",
+                f"{size:,}, or has another time",
                 hint="restore the file as it was, with its time; write new rows to a new file",
             )
 
@@ -204,6 +227,45 @@ class FileReader:
         if root.startswith("file:"):
             root = "/" + root.removeprefix("file:").lstrip("/")
         return self.store.at(root.replace("s3a://", "s3://", 1) or "/"), key
+
+
+def _size_and_time(store: ObjectStore, key: str) -> tuple[int, int]:
+    local = store.local_path(key)
+    if local is not None:
+        try:
+            status = local.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise ObjectNotFound(key, store.url) from None
+        return status.st_size, status.st_mtime_ns // 1_000_000
+    for info in store.list(key):
+        if info.key == key:
+            return info.size_bytes, info.modified_ms
+    raise ObjectNotFound(key, store.url)
+
+
+def _chunks(store: ObjectStore, key: str, start: int) -> Iterator[bytes]:
+    while data := store.get_range(key, start, _CHUNK_BYTES):
+        yield data
+        start += len(data)
+
+
+def _unpack(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Unpack a gzip file of any number of members, in pieces of at most `_CHUNK_BYTES`."""
+    unpacker, is_begun = zlib.decompressobj(_GZIP), False
+    for chunk in chunks:
+        unread = chunk
+        while unread:
+            if not is_begun and not (unread := unread.lstrip(b"\0")):
+                break  # padding
+            is_begun = True
+            yield unpacker.decompress(unread, _CHUNK_BYTES)
+            unread = unpacker.unconsumed_tail
+            if unpacker.eof:
+                unread, unpacker, is_begun = unpacker.unused_data, zlib.decompressobj(_GZIP), False
+    if is_begun:
+        yield unpacker.flush()
+        if not unpacker.eof:
+            raise EOFError("it ends too early")
 
 
 def _is_absolute(path: str) -> bool:
