@@ -89,6 +89,8 @@ def clone(
     # Root of the clone, recorded in the pin; empty if it is the source's root.
     root = "" if target.url == store.url else target.url
     if not plan.done:
+        if root:
+            copy_sources(Copier(store, target), plan.topics.values())
         is_new = plan.journal is None
         note, keeper = (plan.journal, None) if plan.journal else _begin(store, target, plan, root, terms, by)
         if plan.journal:
@@ -99,8 +101,6 @@ def clone(
         copies = CloneSsts(store, target, cache, plan.initial_cut, name, masks, deep=note.deep, on_progress=on_progress)
         with report_if_collected(store, plan.initial_cut):
             records = in_flight_reader(store, plan.initial_cut, keeper)
-            if root:
-                copy_sources(Copier(store, target), plan.topics.values())
             finish_clone(target, note.info, plan.initial_cut, records, copies, channels, by=by, is_new=is_new)
     since_ms, where = plan.info.created_ms, f"{name} in {root}" if root else name
     detail, same = f"{source} as {where}", f" as {where}"

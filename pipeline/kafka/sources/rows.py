@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -232,11 +233,9 @@ class FileReader:
 def _size_and_time(store: ObjectStore, key: str) -> tuple[int, int]:
     local = store.local_path(key)
     if local is not None:
-        try:
+        with suppress(OSError):
             status = local.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            raise ObjectNotFound(key, store.url) from None
-        return status.st_size, status.st_mtime_ns // 1_000_000
+            return status.st_size, status.st_mtime_ns // 1_000_000
     for info in store.list(key):
         if info.key == key:
             return info.size_bytes, info.modified_ms
