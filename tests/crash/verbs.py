@@ -84,7 +84,7 @@ def command_line(app: FlightsApp, patch: pytest.MonkeyPatch) -> Iterator[None]:
     kafka = NumberedBroker(app.kafka, store_of(app))
     patch.setattr("slackwater.store.objects.open.open_store", lambda _root, **_settings: app.store)
     patch.setattr(channels, "KafkaChannels", lambda _properties: kafka)
-    patch.setattr("slackwater.pipeline.kafka.open.open_kafka", lambda _properties: kafka)
+    patch.setattr("slackwater.pipeline.kafka.open.open_kafka", lambda _properties, *_: kafka)
     # Removals wait for the store's clock, which does not advance.
     patch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
     patch.setenv("SLACKWATER_STORE", "memory")
