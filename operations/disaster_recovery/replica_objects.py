@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ...errors import NotFound, ObjectNotFound, Refused
-from ...pipeline.kafka.declared_source import find_source
 from ...snapshot.cut.graph import topological_order
 from ...snapshot.cut.moments import newest_settled
 from ...snapshot.cut.replicas import REPLICA_CUTS, REPLICA_SNAPSHOT_PREFIX, ReplicaCut, find_replica_state, older_cuts
@@ -150,19 +149,6 @@ def copy_other_objects(copier: Copier, app: str) -> None:
             info for info in copier.source.list(place) if census.object_kind_of(info.key) is not census.ARCHIVE_INDEX
         )
         copier.copy_listed(indexes)
-
-
-def copy_sources(copier: Copier, manifests: Iterable[Manifest]) -> None:
-    """Copy the lists of files of the sources that these versions read: offsets have no meaning without them."""
-    topics = {source.topic for manifest in manifests for source in manifest.inputs.values()}
-    for topic in sorted(filter(keys.is_source, topics)):
-        own, other = find_source(copier.source, topic), find_source(copier.target, topic)
-        if own is not None and other is not None and own.id != other.id:
-            raise Refused(
-                f"{copier.target.url} has another source named {topic!r}, with another list of files",
-                hint="choose another store root: a replica includes the lists of its sources",
-            )
-        copier.copy_listed(copier.source.list(keys.source(topic)))
 
 
 def list_deleted(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[ObjectInfo]:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ...common import instants, runtime
 from ...common.runtime import Event
 from ...errors import Corruption, Forbidden, NotFound, ObjectNotFound, Refused, Unavailable
+from ...pipeline.kafka.sources.copying import copy_sources
 from ...snapshot.cut import replicas
 from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.moments import without_retired
@@ -42,7 +43,6 @@ from .replica_objects import (
     CopyPlan,
     copy_other_objects,
     copy_reader_objects,
-    copy_sources,
     delete_removed,
     last_boundary,
     newest_erasure_record,
@@ -181,7 +181,7 @@ class Replicator(ReplicaPair):
         if last is None:
             self.log_start(self.by)
         copy_other_objects(self.copier, self.app)
-        copy_sources(self.copier, todo.cut.values())
+        copy_sources(self.copier, (read.topic for version in todo.cut.values() for read in version.inputs.values()))
         while newest_erasure_record(self.store, self.app) != self._forgotten:
             self._copy_rules()  # objects that were copied meanwhile may need SSTs that only the new record names
         snapshots = tuple(self._copy_snapshots(todo, last))

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from ...common import instants, runtime
 from ...errors import Forbidden, NotFound, Refused
+from ...pipeline.kafka.sources.copying import copy_sources
 from ...snapshot.change.copies import CloneSsts, Masks
 from ...snapshot.change.first_versions import finish_clone, in_flight_reader
 from ...snapshot.cut.graph import Cut, violations
@@ -27,6 +28,7 @@ from ...snapshot.under_way.exclusion import AppCondition, Evidence, Intent, chec
 from ...snapshot.under_way.runners import have_runners_lapsed
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.read.copier import Copier
 from ...store.versions import apps, forgotten, keys
 from ...store.versions.apps import CloneJournal
 from ..maintenance.removal import Removal, delete_temporary_app
@@ -87,6 +89,8 @@ def clone(
     # Root of the clone, recorded in the pin; empty if it is the source's root.
     root = "" if target.url == store.url else target.url
     if not plan.done:
+        if root:
+            copy_sources(Copier(store, target), plan.topics.values())
         is_new = plan.journal is None
         note, keeper = (plan.journal, None) if plan.journal else _begin(store, target, plan, root, terms, by)
         if plan.journal:

@@ -160,6 +160,11 @@ def _address(owner: str, path: str) -> str:
 def _source(kind: str, address: str, name: str, max_files: int | None, **options: Any) -> Source:
     base = address.rpartition("." if kind == "iceberg" else "/")[2].lower().replace("_", "-")
     owner = f"read_{kind}()"
+    if (name or base).isdigit():
+        raise Usage(
+            f"{owner}: name {name or base!r} is not usable: expected a name with a letter",
+            hint=f'name="{kind}-{name or base}"',
+        )
     limit = 0 if max_files is None else check_whole(f"{owner}: max_files_per_trigger", max_files, 1)
     values = {"kind": kind, "name": check_name(owner, name or base), "address": address, "max_files": limit}
     return msgspec.convert(values | options, Source)

@@ -17,7 +17,10 @@ _IDENTITY = {
     "address": "path",
     "content": "format",
     "header": "header",
+    "glob": "path_glob_filter",
     "read_change_feed": "read_change_feed",
+    "ignore_deletes": "ignore_deletes",
+    "skip_change_commits": "skip_change_commits",
     "starting_version": "starting_version",
 }
 """Fields that decide which rows the source has, and in which order, with the names of their arguments."""
@@ -61,11 +64,6 @@ def _key(topic: str) -> str:
     return f"{keys.source(topic)}source.json"
 
 
-def files_folder(topic: str) -> str:
-    """Return the folder of the objects that list a source's files."""
-    return f"{keys.source(topic)}files/"
-
-
 def find_source(store: ObjectStore, topic: str) -> Source | None:
     return codec.find(store, _key(topic), Source, key_of=lambda source: _key(source.topic))
 
@@ -83,7 +81,7 @@ def declare_source(store: ObjectStore, source: Source) -> Source:
         except ObjectExists:
             return declare_source(store, source)
     different = [name for name in _IDENTITY if getattr(stored, name) != getattr(source, name)]
-    if different and next(store.list(files_folder(source.topic)), None) is None:
+    if different and next(store.list(keys.source_files(source.topic)), None) is None:
         # No offset of the old declaration means a row: it was a mistake, such as a mistyped path or a wrong format.
         stored = replace(source, id=runtime.random_hex())
         store.put(_key(source.topic), codec.encode(stored))

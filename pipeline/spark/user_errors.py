@@ -170,8 +170,8 @@ def parse_query_error(stage: str, text: str) -> SlackwaterError:
         kind, message, hint = ours[-1]
         cls = getattr(errors, kind, None)
         error = cls.__new__(cls) if isinstance(cls, type) and issubclass(cls, SlackwaterError) else Refused("")
-        # Hints without a command are for readers of the past; a run has others.
-        hint = hint.strip() if "slackwater " in hint or kind not in _HINTS else _HINTS[kind]
+        # Hints without a command or an argument of the program are for readers of the past; a run has others.
+        hint = hint.strip() if "slackwater " in hint or "name=" in hint or kind not in _HINTS else _HINTS[kind]
         SlackwaterError.__init__(error, f"stage {stage!r}: {message.strip()}", hint=hint)
         return error
     if crashed := _CRASHED.search(text):

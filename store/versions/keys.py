@@ -67,6 +67,11 @@ def source(topic: str) -> str:
     return f"{SOURCES}{topic}/"
 
 
+def source_files(topic: str) -> str:
+    """Return the folder of the objects that list a source's files."""
+    return f"{source(topic)}files/"
+
+
 def hashed_columns(names: Sequence[str]) -> Sequence[str]:
     """Return the hashed key columns: all columns, except the last column in a table of parts.
 

@@ -30,6 +30,8 @@ _FEATURES = {"deletionVectors", "timestampNtz", "vacuumProtocolCheck", "columnMa
 """Features of tables that can be read; files with deletion vectors and mapped columns are refused one by one."""
 _PLAIN = {"boolean", "byte", "short", "integer", "long", "float", "double"}
 """Types of partition columns whose texts are JSON values."""
+_TABLE_ID = "table id"
+"""Key of the table's id, in the constants of marks."""
 _Action = Mapping[str, Any]
 
 
@@ -37,6 +39,9 @@ _Action = Mapping[str, Any]
 class _Table:
     """Metadata of a table as of a version, and the files that it has."""
 
+    id: str = ""
+    ids: set[str] = field(default_factory=set)
+    """Id of the table, and those before versions that replaced it."""
     types: dict[str, str] = field(default_factory=dict)
     """Type of each column, by name."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -52,15 +57,21 @@ class DeltaFinder:
         self._table = _Table()
         self._version: int | None = None
         """Newest version that was read; None before the table was."""
+        self._last_commit: tuple[int, bytes] | None = None
 
     def find(self, known: list[SourceFile], _time_limit_s: float | None) -> Iterator[SourceFile]:
         """Yield the files of versions after the newest in `known`.
 
         Raises `Gone` if the table's log no longer has a version, and `Refused` for changes that are no new rows.
         """
+        if self._version is not None and known:
+            self._version = known[-1].version  # other threads add files to the list too
         if self._version is None:
             newest = self._read_table()
             self._check_table()
+            read = next((file.constants.get(_TABLE_ID) for file in reversed(known) if not file.path), None)
+            if known and (newest < known[-1].version or (read is not None and read not in self._table.ids)):
+                raise self._recreated_error()
             first = known[-1].version + 1 if known else self._source.starting_version
             if first is None:
                 self._version = newest
@@ -73,17 +84,37 @@ class DeltaFinder:
                     "delta.logRetentionDuration is how long a stopped app may wait",
                 )
             self._version = first - 1
-        begun = self._version
+            if not known:
+                yield self._mark(self._version)
+        at_first = begun = self._version
         while (data := self._commit(self._version + 1)) is not None:
-            actions = [json.loads(line) for line in data.splitlines() if line.strip()]
-            self._version += 1
-            new = tuple(self._rows_of_version(self._version, actions))
+            if self._version == at_first:
+                self._check_last_commit()
+            self._version, before = self._version + 1, self._table.id
+            self._last_commit = self._version, data
+            new = tuple(self._rows_of_version(self._version, _parse(data)))
             yield from new
-            if sum(file.rows for file in new):
+            if sum(file.rows for file in new) and self._table.id == before:
                 begun = self._version
         if self._version > begun:
             # Marks versions without rows, so that the log may forget them.
-            yield SourceFile("", 0, 0, 0, self._version)
+            yield self._mark(self._version)
+
+    def _mark(self, version: int) -> SourceFile:
+        return SourceFile("", 0, 0, 0, version, {_TABLE_ID: self._table.id})
+
+    def _check_last_commit(self) -> None:
+        """Raise `Gone` if the version that was read last is now another: commits do not name their table."""
+        if self._last_commit is not None:
+            version, data = self._last_commit
+            if self._commit(version) not in (None, data):
+                raise self._recreated_error()
+
+    def _recreated_error(self) -> Gone:
+        return Gone(
+            f"{self._source.label} was removed and created again, or replaced by another table",
+            hint="read the table under another name (name=...), which begins with its present rows",
+        )
 
     def _has_commit(self, version: int) -> bool:
         return self._commit(version) is not None
@@ -100,8 +131,9 @@ class DeltaFinder:
         checkpoints = defaultdict[tuple[int, int], list[str]](list)
         for key in keys:
             if match := _CHECKPOINT.fullmatch(key):
-                checkpoints[int(match[1]), int(match[2] or 1)].append(key)
-        complete = [place for place, files in checkpoints.items() if len(files) == place[1]]
+                # A checkpoint of one file, and one of one part, have the same content.
+                checkpoints[int(match[1]), int(match[2] or 0)].append(key)
+        complete = [place for place, files in checkpoints.items() if len(files) == max(1, place[1])]
         at, _ = newest = max(complete, default=(-1, 0))
         if not commits and not complete:
             raise NotFound("Delta table", self._source.address, hint="check the address, and that a writer created it")
@@ -109,18 +141,21 @@ class DeltaFinder:
             for row in pq.read_table(io.BytesIO(self._store.get(key))).to_pylist():
                 self._apply({name: action for name, action in row.items() if action is not None})
         later = [version for version in commits if version > at]
-        if later and later[0] != at + 1:
+        lacks = next((expected for expected, version in enumerate(later, at + 1) if version != expected), None)
+        if lacks is not None:
             raise Refused(
-                f"{self._source.label}: its log has no checkpoint that can be read before version {later[0]}",
+                f"{self._source.label}: its log lacks version {lacks}, and has no later checkpoint that can be read",
                 hint="write a classic checkpoint of the table (delta.checkpointPolicy=classic)",
             )
         for version in later:
-            for line in (self._commit(version) or b"").splitlines():
-                self._apply(json.loads(line))
+            for action in _parse(self._commit(version) or b""):
+                self._apply(action)
         return max((at, *later))
 
     def _apply(self, action: _Action) -> None:
         if (metadata := action.get("metaData")) is not None:
+            self._table.id = metadata["id"]
+            self._table.ids.add(self._table.id)
             columns = json.loads(metadata["schemaString"])["fields"]
             self._table.types = {column["name"]: str(column["type"]) for column in columns}
             self._table.settings = dict(metadata.get("configuration") or {})
@@ -132,6 +167,11 @@ class DeltaFinder:
             unknown = sorted({*(protocol.get("readerFeatures") or ())} - _FEATURES)
             if unknown:
                 raise Refused(f"{self._source.label} has features that are not supported: {', '.join(unknown)}")
+        elif (action.get("sidecar") or {}).get("path"):
+            raise Refused(
+                f"{self._source.label}: its checkpoint has sidecar files, which are not supported",
+                hint="write a classic checkpoint of the table (delta.checkpointPolicy=classic)",
+            )
 
     def _check_table(self) -> None:
         label, settings = self._source.label, self._table.settings
@@ -148,8 +188,7 @@ class DeltaFinder:
         for file in files:
             yield self._part(version, int(file["modificationTime"]), file, "insert")
         self._table.files = {}
-        if not files:
-            yield SourceFile("", 0, 0, 0, version)
+        yield self._mark(version)
 
     def _rows_of_version(self, version: int, actions: Sequence[_Action]) -> Iterator[SourceFile]:
         for action in actions:
@@ -186,7 +225,8 @@ class DeltaFinder:
         raise Refused(
             f"{self._source.label}: version {version} ({operation or 'no operation named'}) removes or changes rows, "
             "and only new rows can be read",
-            hint=f"read its changes (read_change_feed=True, under another name), or pass over such versions: {options}",
+            hint=f"give the source another name (name=..., starting_version={version}), and read its changes "
+            f"(read_change_feed=True) or pass over such versions: {options}",
         )
 
     def _part(self, version: int, time_ms: int, file: _Action, change: str) -> SourceFile:
@@ -216,6 +256,10 @@ class DeltaFinder:
             constants |= {"_change_type": change} if change else {}
             constants |= {"_commit_version": version, "_commit_timestamp": format_iso(time_ms, "milliseconds")}
         return SourceFile(path, int(rows), size, max(0, time_ms), version, constants)
+
+
+def _parse(commit: bytes) -> list[_Action]:
+    return [json.loads(line) for line in commit.splitlines() if line.strip()]
 
 
 def _partition_value(text: str | None, kind: str) -> Any:

@@ -17,11 +17,10 @@ from ....common import runtime
 from ....errors import ObjectExists
 from ....store.objects.protocol import ObjectStore
 from ....store.versions import codec, keys, limits
-from ..declared_source import files_folder
 
 _LEVELS = (4096, 256, 16, 1)
 MAX_FILES = 20_000
-"""Maximum number of files in an object that repeats others."""
+"""Maximum number of files, with their marks and constants, in an object that repeats others."""
 
 
 class SourceFile(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -40,6 +39,12 @@ class SourceFile(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     """Values of columns that the file does not have, such as those of a partition."""
     marks: tuple[tuple[limits.Count, limits.Count], ...] = ()
     """Lines at which a record begins, with their byte offsets; a reader of later lines starts there."""
+    names: dict[str, str] = {}
+    """Names of an Iceberg table's columns by field id, if the names in its files may be others."""
+
+
+def _num_entries(file: SourceFile) -> int:
+    return 1 + len(file.marks) + len(file.constants) + len(file.names)
 
 
 class _Segment(msgspec.Struct, frozen=True):
@@ -53,7 +58,7 @@ class FileList:
     """List of a source's files, as far as it was read. Thread-safe."""
 
     def __init__(self, topic: str) -> None:
-        self._folder = files_folder(topic)
+        self._folder = keys.source_files(topic)
         self._lock = runtime.rlock()
         self._number = 0
         self._counts = {0: 0}
@@ -71,9 +76,9 @@ class FileList:
     def _read(self, store: ObjectStore, level: int) -> bool:
         number = self._number + level
         segment = codec.find(store, keys.json_object(self._folder, number), _Segment)
-        if segment is None or segment.since != self._number:
+        if segment is None or segment.since not in self._counts:
             return False
-        self._extend(number, segment.files)
+        self._extend(number, segment.files[len(self.files) - self._counts[segment.since] :])
         return True
 
     def _extend(self, number: int, files: Sequence[SourceFile]) -> None:
@@ -83,13 +88,18 @@ class FileList:
             self.end += file.rows
         self._number, self._counts[number] = number, len(self.files)
 
-    def append(self, store: ObjectStore, files: Sequence[SourceFile]) -> bool:
-        """Add files. Returns False, after a refresh, if another process added files first: then nothing is added."""
+    def append(self, store: ObjectStore, files: Sequence[SourceFile], seen: int | None = None) -> bool:
+        """Add files. Returns False, after a refresh, if another process added files first: then nothing is added.
+
+        Likewise if the list does not have `seen` files any more, because another thread added some.
+        """
         with self._lock:
+            if seen is not None and len(self.files) != seen:
+                return False
             number = self._number + 1
             since = number - next(level for level in _LEVELS if number % level == 0)
             repeated = self.files[self._counts[since] :]
-            if len(repeated) + len(files) > MAX_FILES:
+            if sum(map(_num_entries, (*repeated, *files))) > MAX_FILES:
                 since, repeated = number - 1, []
             segment = _Segment(since, (*repeated, *files))
             try:
@@ -117,5 +127,5 @@ class FileList:
 
     def first_since(self, time_ms: int) -> int:
         """Return the offset of the first record of this time or later; -1 if there is none."""
-        dated = ((first, file) for first, file in zip(self._firsts, self.files, strict=True) if file.rows)
+        dated = ((first, file) for first, file in zip(self._firsts, self.files, strict=False) if file.rows)
         return next((first for first, file in dated if file.time_ms >= time_ms), -1)

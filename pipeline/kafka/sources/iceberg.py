@@ -10,8 +10,10 @@ from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEn
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from ....errors import Gone, NotFound, Refused, SlackwaterError, Unavailable
+from ....common.redact import without_secrets
+from ....errors import Gone, NotFound, Refused, SlackwaterError, Unavailable, Usage
 from .file_list import SourceFile
+from .iceberg_columns import TableColumns
 from .rows import FileReader
 
 
@@ -43,12 +45,18 @@ class IcebergFinder:
         except NoSuchTableError:
             raise NotFound("Iceberg table", self._source.address, hint="a writer must create it first") from None
         except Exception as error:
-            raise Unavailable(f"{self._source.label}: {type(error).__name__}: {str(error)[:300]}") from None
+            raise Unavailable(f"{self._source.label}: {_describe(error)}") from None
 
     def _load(self) -> Table:
         name, _, table = self._source.address.partition(".")
         if self._catalog is None:
-            self._catalog = load_catalog(name)
+            try:
+                self._catalog = load_catalog(name)
+            except ValueError as error:
+                raise Usage(
+                    f"catalog {name} of {self._source.label}: {_describe(error)}",
+                    hint=f"configure the catalog: pyiceberg --catalog {name} list",
+                ) from None
         return self._catalog.load_table(table)
 
     def _since(self, table: Table, current: Snapshot, last: int) -> list[Snapshot]:
@@ -79,26 +87,40 @@ class IcebergFinder:
             raise Refused(
                 f"{self._source.label}: snapshot {snapshot.snapshot_id} ({operation.value}) removes or changes rows, "
                 "and only new rows can be read",
-                hint="pass over such snapshots: skip_change_commits=True, or ignore_deletes=True for deletes",
+                hint="give the source another name (name=...), and pass over such snapshots: skip_change_commits=True, "
+                "or ignore_deletes=True for deletes",
             )
+        columns = TableColumns(table, snapshot.schema_id)
         for manifest in snapshot.manifests(table.io):
             if manifest.content is ManifestContent.DATA and manifest.added_snapshot_id == snapshot.snapshot_id:
                 for entry in manifest.fetch_manifest_entry(table.io):
                     if entry.status is ManifestEntryStatus.ADDED:
-                        yield self._part(entry.data_file, snapshot)
+                        yield self._part(entry.data_file, snapshot, columns)
 
     def _rows_of_table(self, table: Table, snapshot: Snapshot) -> Iterator[SourceFile]:
+        columns = TableColumns(table, None)
         for task in sorted(table.scan().plan_files(), key=lambda task: task.file.file_path):
             if task.delete_files:
                 raise Refused(
                     f"{self._source.label}: {task.file.file_path} has delete files, which are not supported",
                     hint="rewrite the table's files (rewrite_data_files), then start",
                 )
-            yield self._part(task.file, snapshot)
+            yield self._part(task.file, snapshot, columns)
 
-    def _part(self, file: DataFile, snapshot: Snapshot) -> SourceFile:
+    def _part(self, file: DataFile, snapshot: Snapshot, columns: TableColumns) -> SourceFile:
         if file.file_format is not FileFormat.PARQUET:
             raise Refused(f"{self._source.label}: {file.file_path} is {file.file_format}; expected Parquet")
         return SourceFile(
-            file.file_path, file.record_count, file.file_size_in_bytes, snapshot.timestamp_ms, snapshot.snapshot_id
+            file.file_path,
+            file.record_count,
+            file.file_size_in_bytes,
+            snapshot.timestamp_ms,
+            snapshot.snapshot_id,
+            columns.partition_values(file),
+            names=columns.names,
         )
+
+
+def _describe(error: Exception) -> str:
+    # The library's errors repeat addresses and options.
+    return f"{type(error).__name__}: {without_secrets(str(error))[:300]}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ....errors import Gone, ObjectNotFound, Refused
+from ....errors import Gone, ObjectNotFound, Refused, SlackwaterError
 from ....store.archive.columns import HEADERS, SCHEMA, TIME
 from ....store.objects.protocol import ObjectStore
 from ....store.objects.range_file import RangeFile
@@ -34,6 +34,7 @@ _NO_INPUT = (
     "remove the file, or pass over it by path_glob_filter, such as '*.parquet'; files that are being written begin "
     "with '_' or '.'"
 )
+_GZIP = 16 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,18 @@ class FileReader:
         if source.content == "parquet":
             yield from self._read_parquet(file, first, last)
             return
+        # The header is the first line that is not blank. Before the first mark, reading begins with the file anyway.
+        is_header = source.header and not any(line <= first for line, _ in file.marks)
         lines = read_lines(
-            lambda start: self._read_chunks(file.path, start), file.marks, first, last, quoted=source.content == "csv"
+            lambda start: self._read_chunks(file.path, start),
+            file.marks,
+            0 if is_header else first,
+            last,
+            quoted=source.content == "csv",
         )
         for numbers, texts in lines:
-            skipped = int(source.header and numbers[0] == 0)
+            skipped = max(int(is_header), int(np.searchsorted(numbers, first)))
+            is_header = False
             for at in range(skipped, len(texts), _CHUNK_ROWS):
                 chunk = slice(at, at + _CHUNK_ROWS)
                 yield numbers[chunk], pa.array(texts[chunk], pa.binary())
@@ -108,14 +116,38 @@ class FileReader:
                 if at >= last or group_end <= first:
                     at = group_end
                     continue
-                for batch in parquet.iter_batches(_CHUNK_ROWS, row_groups=[number]):
+                for batch in self._batches(file, parquet, number):
                     skip, stop = max(0, first - at), min(batch.num_rows, last - at)
                     if skip < stop:
-                        rows = pa.Table.from_batches([batch]).slice(skip, stop - skip)
+                        rows = self._renamed(file, pa.Table.from_batches([batch]).slice(skip, stop - skip))
                         yield np.arange(at + skip, at + stop), encode_rows(rows, file.constants)
                     at += batch.num_rows
                     if at >= last:
                         return
+
+    def _batches(self, file: SourceFile, parquet: pq.ParquetFile, group: int) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from parquet.iter_batches(_CHUNK_ROWS, row_groups=[group])
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, SlackwaterError):
+                raise
+            raise Refused(
+                f"{self.source.label}: {self._url(file.path)} is damaged: {error}",
+                hint="restore the file as it was, with its time",
+            ) from None
+
+    def _renamed(self, file: SourceFile, rows: pa.Table) -> pa.Table:
+        """Return the columns that the table has as of the file's snapshot, with the names that they have there."""
+        if not file.names:
+            return rows
+        ids = [(column.metadata or {}).get(b"PARQUET:field_id", b"").decode() for column in rows.schema]
+        if not all(ids):
+            raise Refused(
+                f"{self._version(file)}: columns were renamed or added again, and {file.path} has no field ids",
+                hint="rewrite the table's files (rewrite_data_files), and read it under another name (name=...)",
+            )
+        known = [number for number, field_id in enumerate(ids) if field_id in file.names]
+        return rows.select(known).rename_columns([file.names[ids[number]] for number in known])
 
     def _messages(
         self, first: int, file: SourceFile, rows: npt.NDArray[np.int64], values: pa.Array
@@ -148,7 +180,9 @@ class FileReader:
                 return pq.ParquetFile(local, memory_map=True)
             fetched = RangeFile(size, lambda start, length: store.get_range(key, start, length))
             return pq.ParquetFile(pa.PythonFile(fetched, mode="r"), pre_buffer=True)
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, SlackwaterError):
+                raise
             raise Refused(
                 f"{self.source.label}: {self._url(path)} is no Parquet file: {error}",
                 hint=_NO_INPUT,
@@ -157,36 +191,39 @@ class FileReader:
     def _read_chunks(self, path: str, start: int) -> Iterator[bytes]:
         store, key = self._locate(path)
         if path.endswith(".gz"):
-            yield self._unpacked(store.get(key), path)[start:]
+            yield from self._unpacked(store, key, path, start)
             return
-        while data := store.get_range(key, start, _CHUNK_BYTES):
-            if start == 0 and _NO_TEXT.match(data):
+        for number, data in enumerate(_chunks(store, key, start)):
+            if start == number == 0 and _NO_TEXT.match(data):
                 raise Refused(
                     f"{self.source.label}: {self._url(path)} is a packed or Parquet file; expected "
                     f"{self.source.content} lines, plain or in a .gz file",
                     hint=_NO_INPUT,
                 )
             yield data
-            start += len(data)
 
-    def _unpacked(self, data: bytes, path: str) -> bytes:
+    def _unpacked(self, store: ObjectStore, key: str, path: str, start: int) -> Iterator[bytes]:
         try:
-            return gzip.decompress(data)
-        except (OSError, EOFError) as error:
-            raise Refused(f"{self.source.label}: {self._url(path)} is no gzip file: {error}") from None
+            for data in _unpack(_chunks(store, key, 0)):
+                if start < len(data):
+                    yield data[start:]
+                start = max(0, start - len(data))
+        except (zlib.error, EOFError) as error:
+            raise Refused(
+                f"{self.source.label}: {self._url(path)} is no gzip file, or is damaged: {error}",
+                hint="replace the file by a complete one, or remove it",
+            ) from None
 
     def _check_unchanged(self, file: SourceFile) -> None:
         """Raise `Gone` if a file of a folder was written again. Files of tables never are."""
         if self.source.kind != "files":
             return
         store, key = self._locate(file.path)
-        now = next((info for info in store.list(key) if info.key == key), None)
-        if now is None:
-            raise ObjectNotFound(key, store.url)
-        if (now.size_bytes, max(0, now.modified_ms)) != (file.bytes, file.time_ms):
+        size, modified_ms = _size_and_time(store, key)
+        if (size, max(0, modified_ms)) != (file.bytes, file.time_ms):
             raise Gone(
                 f"{self._url(file.path)} has changed since it was read: it had {file.bytes:,} bytes and now has "
-                f"{now.size_bytes:,}, or has another time",
+                f"{size:,}, or has another time",
                 hint="restore the file as it was, with its time; write new rows to a new file",
             )
 
@@ -206,15 +243,52 @@ class FileReader:
 
     def _url(self, path: str) -> str:
         url = path if _is_absolute(path) else f"{self.source.address}/{path}"
-        return url if "://" in url else f"file://{url}"
+        return url if "://" in url or url.startswith("file:") else f"file://{url}"
 
     def _locate(self, path: str) -> tuple[ObjectStore, str]:
         if not _is_absolute(path):
             return self.store.at(self.source.address), path
         root, _, key = path.rpartition("/")
         if root.startswith("file:"):
-            root, key = unquote(urlsplit(root).path), unquote(key)
+            root = "/" + root.removeprefix("file:").lstrip("/")
         return self.store.at(root.replace("s3a://", "s3://", 1) or "/"), key
+
+
+def _size_and_time(store: ObjectStore, key: str) -> tuple[int, int]:
+    local = store.local_path(key)
+    if local is not None:
+        with suppress(OSError):
+            status = local.stat()
+            return status.st_size, status.st_mtime_ns // 1_000_000
+    for info in store.list(key):
+        if info.key == key:
+            return info.size_bytes, info.modified_ms
+    raise ObjectNotFound(key, store.url)
+
+
+def _chunks(store: ObjectStore, key: str, start: int) -> Iterator[bytes]:
+    while data := store.get_range(key, start, _CHUNK_BYTES):
+        yield data
+        start += len(data)
+
+
+def _unpack(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Unpack a gzip file of any number of members, in pieces of at most `_CHUNK_BYTES`."""
+    unpacker, is_begun = zlib.decompressobj(_GZIP), False
+    for chunk in chunks:
+        unread = chunk
+        while unread:
+            if not is_begun and not (unread := unread.lstrip(b"\0")):
+                break  # padding
+            is_begun = True
+            yield unpacker.decompress(unread, _CHUNK_BYTES)
+            unread = unpacker.unconsumed_tail
+            if unpacker.eof:
+                unread, unpacker, is_begun = unpacker.unused_data, zlib.decompressobj(_GZIP), False
+    if is_begun:
+        yield unpacker.flush()
+        if not unpacker.eof:
+            raise EOFError("it ends too early")
 
 
 def _is_absolute(path: str) -> bool:
@@ -237,11 +311,11 @@ def _header_lists(headers: Mapping[str, pa.Array], count: int) -> pa.Array:
 def encode_rows(rows: pa.Table, constants: Mapping[str, Any]) -> pa.Array:
     """Encode rows as JSON objects that `from_json` reads; times to the microsecond, binary values as base64.
 
-    `constants` are values of more columns.
+    `constants` are values of columns that the rows lack.
     """
     columns = {name: map_nested(rows[name].combine_chunks(), _exact_times) for name in rows.column_names}
     for name, value in constants.items():
-        columns[name] = pa.repeat(pa.scalar(value), rows.num_rows)
+        columns.setdefault(name, pa.repeat(pa.scalar(value), rows.num_rows))
     return encode_objects(pa.table(columns))
 
 

@@ -53,20 +53,24 @@ def read_lines(
     `read_from` returns the file's content from a byte offset on. Blank lines are no records.
     """
     line, start = max((mark for mark in marks if mark[0] <= first), default=(0, 0))
-    incomplete, unread = b"", list[bytes]()
-    """The last line so far, and the complete lines of a record that has more lines; `line` is the record's first."""
+    incomplete, record = list[bytes](), list[bytes]()
+    """Chunks of the last line so far, and complete lines of a record that has more; `line` is the record's first."""
     for chunk in chain(read_from(start), (None,)):
-        *pieces, incomplete = (incomplete + (chunk or b"")).split(b"\n")
-        if chunk is None and incomplete:
-            pieces.append(incomplete)
-        if not line and not unread and pieces:
+        if chunk is not None and b"\n" not in chunk:
+            incomplete.append(chunk)
+            continue
+        *pieces, rest = b"".join([*incomplete, chunk or b""]).split(b"\n")
+        incomplete = [rest]
+        if chunk is None and rest:
+            pieces.append(rest)
+        if not line and not record and pieces:
             pieces[0] = pieces[0].removeprefix(_BOM)
-        pieces = [*unread, *pieces]
-        begins, texts, unread = (
-            _join_quoted(pieces, is_end=chunk is None) if quoted else (range(len(pieces)), pieces, [])
-        )
-        numbers = line + np.array(begins, np.int64)
-        line += len(pieces) - len(unread)
+        begins: Sequence[int] = range(line, line + len(pieces))
+        texts, count = pieces, len(record) + len(pieces)
+        if quoted:
+            begins, texts = _join_quoted(record, pieces, line, is_end=chunk is None)
+        numbers = np.array(begins, np.int64)
+        line += count - len(record)
         low, high = np.searchsorted(numbers, (first, last))
         texts = [text.removesuffix(b"\r") for text in texts[low:high]]
         kept = [row for row, text in enumerate(texts) if text and not text.isspace()]
@@ -76,13 +80,26 @@ def read_lines(
             return
 
 
-def _join_quoted(lines: Sequence[bytes], *, is_end: bool) -> tuple[list[int], list[bytes], list[bytes]]:
-    """Return the first line of each record and its text, and the lines after the last complete record."""
-    begins, texts, begin, is_open = list[int](), list[bytes](), 0, False
-    for number, line in enumerate(lines):
-        is_open ^= bool(line.count(b'"') % 2)
-        if not is_open or (is_end and number == len(lines) - 1):
-            begins.append(begin)
-            texts.append(b"\n".join(lines[begin : number + 1]) if number > begin else line)
-            begin = number + 1
-    return begins, texts, list(lines[begin:])
+def _join_quoted(
+    record: list[bytes], lines: Sequence[bytes], line: int, *, is_end: bool
+) -> tuple[Sequence[int], list[bytes]]:
+    """Return the first line of each record and its text.
+
+    `record` has the lines of a record that is not complete yet, from the line with the number `line` on.
+    """
+    begins, texts, is_open = list[int](), list[bytes](), bool(record)
+
+    def end() -> int:
+        begins.append(line)
+        texts.append(b"\n".join(record))
+        count = len(record)
+        record.clear()
+        return line + count
+
+    for text in lines:
+        record.append(text)
+        is_open ^= bool(text.count(b'"') % 2)
+        line = line if is_open else end()
+    if is_end and record:
+        end()
+    return begins, texts

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ....common import runtime
-from ....errors import Gone, NotFound
+from ....errors import Gone, NotFound, SlackwaterError, Unavailable
 from ....state.records import Range, TopicState
 from ....store.objects.protocol import ObjectStore
 from ....store.versions.keys import is_source
@@ -65,42 +65,47 @@ class ListedSource:
             self.files.refresh(self._store)
             self._refresh_at_s = now_s + _REFRESH_S
 
-    def find_new(self, time_limit_s: float | None) -> None:
-        """Add new files to the list. With a time limit, does nothing until the interval has passed."""
+    def find_new(self, time_limit_s: float | None) -> bool:
+        """Add new files to the list. With a time limit, does nothing until the interval has passed.
+
+        Returns False if another process or thread added files first, so that some may not be in the list.
+        """
         now_s = runtime.monotonic()
         if time_limit_s is not None and now_s < self._find_at_s:
-            return
+            return True
         if self._finder is None:
             self.refresh(at_once=True)
-            self._finder = _finder_of(self.reader)
-        new: list[SourceFile] = []
+        # A finder that found files that are not in the list is not used again: the next one begins after the list.
+        finder, self._finder = self._finder or _finder_of(self.reader), None
+        seen, new = len(self.files.files), list[SourceFile]()
         try:
-            for file in self._finder.find(self.files.files, time_limit_s):
+            for file in finder.find(self.files.files, time_limit_s):
                 # A reader continues after the last version of the list, so all files of a version are added at once.
                 is_whole = self.source.kind == "files" or (new and new[-1].version != file.version)
-                if len(new) >= _FILES_AT_ONCE and is_whole and not self._add(new):
-                    return
+                if len(new) >= _FILES_AT_ONCE and is_whole:
+                    if not self.files.append(self._store, new, seen):
+                        return False
+                    seen, new = seen + len(new), []
                 new.append(file)
-        except BaseException:
-            self._finder = None
+        except SlackwaterError:
             if new:
-                self._add(new)
+                self.files.append(self._store, new, seen)
             raise
-        if new:
-            self._add(new)
+        if new and not self.files.append(self._store, new, seen):
+            return False
+        self._finder = finder
         self._find_at_s = now_s + (_REMOTE_POLL_S if "://" in self.source.address else _POLL_S)
-
-    def _add(self, new: list[SourceFile]) -> bool:
-        if self.files.append(self._store, tuple(new)):
-            new.clear()
-            return True
-        # Another process has added files; some of them may be the same.
-        self._finder = None
-        return False
+        return True
 
     def read(self, span: Range, deletion_errors: list[Gone] | None) -> Iterator[Chunk]:
         if span.last > self.files.end:
             self.refresh(at_once=True)
+            if span.last > self.files.end:
+                raise Unavailable(
+                    f"the list of the files of {self.source.topic} ends at offset {self.files.end}; expected "
+                    f"{span.last}",
+                    hint=f"check that {self._store.url} is complete: it may be an older copy",
+                )
         for first, file in self.files.between(span.first, span.last):
             at = max(first, span.first)
             try:
@@ -151,11 +156,9 @@ class SourcedKafka(ForwardingKafka):
         declared, topic = declare_source(store, source), self._topics.get(source.topic)
         if topic is None or topic.source != declared:
             topic = self._topics[source.topic] = ListedSource(store, declared)
-        end = -1
-        while end < topic.files.end:
-            end = topic.files.end
-            topic.find_new(None)
-        if not end:
+        while not topic.find_new(None):
+            pass
+        if not topic.files.end:
             is_missing = source.kind != "iceberg" and source.address[0] == "/" and not Path(source.address).exists()
             state = "does not exist" if is_missing else "has no rows"
             _log.warning("%s: %s %s yet", source.topic, source.label, state)

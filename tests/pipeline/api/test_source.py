@@ -34,6 +34,7 @@ def test_an_input_is_named_by_its_kind_and_the_last_part_of_its_address() -> Non
         ),
         ("files", "s3://key:secret@bucket/in", {}, "path is a URL with a password or a query"),
         ("files", "/", {}, "name"),
+        ("files", "s3://bucket/2024/", {}, "name '2024' is not usable: expected a name with a letter"),
         ("delta", "/t", {"starting_version": -1}, "starting_version is -1"),
         ("delta", "/t", {"starting_offsets": "newest"}, "expected 'earliest', 'latest' or JSON"),
         ("iceberg", "orders", {}, "expected CATALOG.NAMESPACE.TABLE"),

@@ -57,6 +57,20 @@ def test_a_reason_is_kept_for_any_name_of_its_class(reason: str) -> None:
         assert str(parse_query_error("legs", text)) == f"stage 'legs' stopped: {reason}"
 
 
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        ('read the table under another name (name="...")', 'read the table under another name (name="...")'),
+        ("slackwater reset shop --topic t", "slackwater reset shop --topic t"),
+        ("choose a moment whose records Kafka still has", "the same command with --accept-loss"),
+    ],
+)
+def test_a_hint_for_a_run_is_kept(hint: str, expected: str) -> None:
+    error = parse_query_error("legs", WORKER.format(f"slackwater.errors.Gone: no version 5\nhint: {hint}"))
+    assert isinstance(error, Gone)
+    assert expected in error.hint
+
+
 def test_of_chained_exceptions_the_last_is_reported() -> None:
     first = WORKER.format("KeyError: 'a'").partition("0123")[0]
     text = first + "\nDuring handling of the above exception, another exception occurred:\n\n" + WORKER.format("Bad: b")

@@ -178,9 +178,7 @@ def test_a_global_aggregate_becomes_one_row_with_key_0() -> None:
     kind = sw.aggregate(orders=sw.count(), cents=sw.sum("cents"))
     mapping = map_tables([state], declared(kind, rows, ["row"]), "stage s")
     assert rows_of(mapping, pa.table({"row": [0], "count": [3], "sum": [7]})) == [{"row": 0, "orders": 3, "cents": 7}]
-    with pytest.raises(
-        Refused, match=r"a single row \(total\), but the stage's key is one: declare key='row'"
-    ):
+    with pytest.raises(Refused, match=r"a single row \(total\), but the stage's key is one: declare key='row'"):
         map_tables([state], declared(kind, rows, ["one"]), "stage s")
 
 

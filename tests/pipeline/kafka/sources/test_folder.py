@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import slackwater as sw
 from hypothesis import HealthCheck, given, settings
@@ -117,9 +118,54 @@ def test_blank_lines_and_a_header_are_no_records_but_count_as_lines(folder: Path
     assert source.place(4).endswith("a.csv line 5")
 
 
-def test_a_packed_file_is_read_as_its_content(folder: Path, opened: Open) -> None:
-    (folder / "a.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1}\n{"n": 2}\n'))
-    assert opened(sw.read_files(str(folder))).rows() == [{"n": 1}, {"n": 2}]
+@pytest.mark.parametrize("blank", ["", "\n", "\ufeff", "\ufeff\n \r\n"])
+def test_the_header_is_the_first_line_that_is_not_blank(blank: str, folder: Path, opened: Open) -> None:
+    (folder / "a.csv").write_text(f"{blank}n,text\n1,x\n2,y\n")
+    source, lines = opened(sw.read_files(str(folder), format="csv", header=True)), blank.count("\n")
+    expected = {lines + 1: b"1,x", lines + 2: b"2,y"}
+    assert source.values() == expected
+    for first in range(lines + 4):
+        assert source.values(first, lines + 3) == {line: text for line, text in expected.items() if line >= first}
+
+
+@pytest.mark.parametrize("size", [1, 3, 10, 4 << 20])
+@pytest.mark.parametrize("padding", [b"", b"\0" * 5])
+def test_a_packed_file_is_read_as_its_content(
+    size: int, padding: bytes, folder: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slackwater.pipeline.kafka.sources.rows._CHUNK_BYTES", size)
+    members = [b'{"n": 0}\n{"n": ', b"", b"1}\n" + b'{"n": 2}\n' * 20]
+    (folder / "a.jsonl.gz").write_bytes(b"".join(gzip.compress(member) + padding for member in members))
+    source = opened(sw.read_files(str(folder)))
+    assert [row["n"] for row in source.rows()] == [0, 1] + [2] * 20
+    assert [row["n"] for row in source.rows(1, 3)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-3], lambda data: data + b"x", lambda data: data[:12] + b"\xff" * 9]
+)
+def test_a_damaged_file_is_named(damage: Callable[[bytes], bytes], folder: Path, opened: Open) -> None:
+    (folder / "a.gz").write_bytes(damage(gzip.compress(b'{"n": 1}\n' * 9)))
+    with pytest.raises(Refused, match=r"a\.gz is no gzip file, or is damaged"):
+        opened(sw.read_files(str(folder)))
+
+
+def test_a_damaged_page_of_parquet_is_named(folder: Path, opened: Open) -> None:
+    file = folder / "a.parquet"
+    pq.write_table(pa.table({"n": range(1000)}), file, use_dictionary=False)
+    file.write_bytes(b"PAR1" + b"\xff" * 56 + file.read_bytes()[60:])
+    with pytest.raises(Refused, match=r"a\.parquet is damaged"):
+        opened(sw.read_files(str(folder), format="parquet")).rows()
+
+
+def test_a_file_is_checked_without_a_listing_of_its_folder(folder: Path, tmp_path: Path) -> None:
+    for number in range(50):
+        write_lines(folder / f"{number:03}.jsonl", number)
+    store = CountingStore(open_store(str(tmp_path / "store")))
+    source = OpenSource(sw.read_files(str(folder)), store)
+    store.reset()
+    assert len(source.messages(0, 50)) == 50
+    assert "list" not in store.counts
 
 
 def test_values_of_parquet_are_those_that_duckdb_reads(folder: Path, opened: Open) -> None:
@@ -341,13 +387,15 @@ def test_files_that_are_no_parquet_and_no_gzip_are_named(folder: Path, opened: O
         opened(sw.read_files(str(folder), name="packed", path_glob_filter="*.gz"))
 
 
-def test_a_name_stands_for_one_folder_and_its_options_may_change(folder: Path, tmp_path: Path, opened: Open) -> None:
+def test_a_name_stands_for_one_list_of_rows(folder: Path, tmp_path: Path, opened: Open) -> None:
     write_lines(folder / "a.jsonl", 1)
     opened(sw.read_files(str(folder), name="in"))
-    source = opened(sw.read_files(str(folder), name="in", path_glob_filter="*.jsonl", max_files_per_trigger=3))
+    source = opened(sw.read_files(str(folder), name="in", max_files_per_trigger=3))
     assert source.rows() == [{"n": 1}]
     with pytest.raises(Refused, match=r"has path='.*/other' in the program, but was read with path='.*/in'"):
         opened(sw.read_files(str(tmp_path / "other"), name="in"))
+    with pytest.raises(Refused, match=r"has path_glob_filter='\*.csv' in the program, but was read with path_glob"):
+        opened(sw.read_files(str(folder), name="in", path_glob_filter="*.csv"))
 
 
 def test_a_source_whose_list_was_removed_is_another_topic(folder: Path, opened: Open) -> None:

@@ -4,21 +4,30 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import slackwater as sw
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import Catalog, load_catalog
-from slackwater.errors import Gone, NotFound, Refused, Unavailable
+from pyiceberg.types import StringType
+from pyiceberg.utils.config import Config
+from slackwater.errors import Gone, NotFound, Refused, Unavailable, Usage
 from slackwater.pipeline.api.topic import Topic
+from slackwater.pipeline.kafka.sources.topics import ListedSource
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.wrapper import StoreWrapper
 
 from tests.pipeline.kafka.sources.reading import OpenSource
 from tests.store.objects.faulty_store import FaultyStore
@@ -254,6 +263,68 @@ def test_no_row_is_lost_or_read_twice_if_requests_fail_and_processes_end(
     assert as_bag(source.rows()) == as_bag(expected.to_pylist())
 
 
+@pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
+def test_stages_of_one_process_read_each_row_once(kind: str, lake: Catalog, tmp_path: Path) -> None:
+    """Their planners are threads, and share the list of the files."""
+    store, count, folder = MemoryStore(), 0, tmp_path / "t"
+    if kind == "iceberg":
+        lake.create_table("n.t", rows().schema)
+
+    def add(number: int) -> None:
+        if kind == "files":
+            folder.mkdir(exist_ok=True)
+            (folder / f".{number}").write_text(f'{{"n": {number}}}\n')
+            (folder / f".{number}").rename(folder / f"{number}.jsonl")
+        elif kind == "delta":
+            write_deltalake(folder, rows(number), mode="append")
+        else:
+            lake.load_table("n.t").append(rows(number))
+
+    add(count)
+    topic = {
+        "files": lambda: sw.read_files(str(folder)),
+        "delta": lambda: sw.read_delta(str(folder)),
+        "iceberg": lambda: sw.read_iceberg("lake.n.t"),
+    }[kind]()
+    planners = [ListedSource(store, OpenSource(topic, store).kafka._source(topic.name).source) for _ in range(3)]
+    with ThreadPoolExecutor(len(planners)) as threads:
+        for at_once in (False, True, True, False, True):
+            count += 1
+            add(count)
+            done = threads.map(lambda planner: planner.find_new(None), planners)
+            if not at_once:
+                done = iter([planner.find_new(None) for planner in planners])
+            list(done)
+    assert sorted(row["n"] for row in OpenSource(topic, store).rows()) == list(range(count + 1))
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_version_stays_new_until_it_is_in_the_list(is_written: bool, tmp_path: Path) -> None:
+    class SilentOnce(StoreWrapper):
+        """A store that does not answer one write."""
+
+        is_silent = False
+
+        def put_if_absent(self, key: str, data: bytes) -> None:
+            if not self.is_silent:
+                super().put_if_absent(key, data)
+                return
+            self.is_silent = False
+            if is_written:
+                super().put_if_absent(key, data)
+            raise Unavailable("no answer")
+
+    write_deltalake(tmp_path / "t", rows(0))
+    store = SilentOnce(MemoryStore())
+    source = OpenSource(sw.read_delta(str(tmp_path / "t")), store)
+    for number in (1, 2):
+        write_deltalake(tmp_path / "t", rows(number), mode="append")
+        store.is_silent = number == 1
+        with suppress(Unavailable):
+            assert source.end
+    assert [row["n"] for row in source.rows()] == [0, 1, 2]
+
+
 def test_versions_before_a_change_are_read_before_it_ends_the_run(tmp_path: Path, opened: Open) -> None:
     table = tmp_path / "t"
     write_deltalake(table, rows(1))
@@ -264,9 +335,142 @@ def test_versions_before_a_change_are_read_before_it_ends_the_run(tmp_path: Path
         with pytest.raises(Refused, match=r"version 2 \(UPDATE\)"):
             assert source.end
     assert source.kafka.topic_state(source.topic).ends == (2,)
-    passing = opened(sw.read_delta(str(table), skip_change_commits=True))
+    for option in ("ignore_deletes", "skip_change_commits"):
+        with pytest.raises(Refused, match=f"has {option}=True in the program, but was read with {option}=False"):
+            opened(sw.read_delta(str(table), **{option: True}))
+    passing = opened(sw.read_delta(str(table), name="passing", starting_version=2, skip_change_commits=True))
     write_deltalake(table, rows(3), mode="append")
-    assert passing.values(2) == {2: b'{"n":3,"day":"x"}'}
+    assert passing.values() == {0: b'{"n":3,"day":"x"}'}
+
+
+@pytest.mark.parametrize("prefix", ["", "file:", "file://"])
+def test_files_of_a_table_at_any_address_are_read(prefix: str, tmp_path: Path, opened: Open) -> None:
+    """A shallow clone has the files of another table. Their addresses are encoded once, as the names are once more."""
+    table, log = tmp_path / "a b", tmp_path / f"a b/_delta_log/{0:020}.json"
+    write_deltalake(table, rows(1, day="x y%/#?é"), partition_by=["day"])
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "add" in action:
+            action["add"]["path"] = f"{prefix}{quote(str(table))}/{action['add']['path']}"
+    log.write_text("\n".join(map(json.dumps, actions)))
+    source = opened(sw.read_delta(str(table), name="t"))
+    assert source.rows() == [{"n": 1, "day": "x y%/#?é"}]
+    assert f" of {prefix}{table}/day=" in source.place(0)
+
+
+def test_a_table_that_was_created_again_is_another(tmp_path: Path, opened: Open) -> None:
+    table = tmp_path / "t"
+    topic = sw.read_delta(str(table))
+    write_deltalake(table, rows(0))
+    running = opened(topic)
+    write_deltalake(table, rows(1), mode="append")
+    assert running.end == 2
+    shutil.rmtree(table)
+    for number in range(100, 103):
+        write_deltalake(table, rows(number), mode="append")
+        with pytest.raises(Gone, match="was removed and created again"):
+            opened(topic)
+    with pytest.raises(Gone, match="was removed and created again"):
+        assert running.end
+
+
+def test_logs_with_odd_files_are_read_or_refused(tmp_path: Path, opened: Open) -> None:
+    table, log = tmp_path / "t", tmp_path / "t/_delta_log"
+    for number in range(4):
+        write_deltalake(table, rows(number), mode="append")
+    commit = log / f"{1:020}.json"
+    commit.write_text(f"\n{commit.read_text()}\n\n")
+    assert [row["n"] for row in opened(sw.read_delta(str(table), name="blank")).rows()] == [0, 1, 2, 3]
+    kept = (log / f"{2:020}.json").rename(tmp_path / "kept")
+    with pytest.raises(Refused, match="its log lacks version 2, and has no later checkpoint"):
+        opened(sw.read_delta(str(table), name="gap"))
+    kept.rename(log / f"{2:020}.json")
+    DeltaTable(table).create_checkpoint()
+    whole = log / f"{3:020}.checkpoint.parquet"
+    shutil.copy(whole, log / f"{3:020}.checkpoint.0000000001.0000000001.parquet")
+    shutil.rmtree(log / "_sidecars", ignore_errors=True)
+    assert [row["n"] for row in opened(sw.read_delta(str(table), name="both")).rows()] == [0, 1, 2, 3]
+    (log / f"{3:020}.checkpoint.0000000001.0000000001.parquet").unlink()
+    actions = pq.read_table(whole)
+    sidecar = {"path": "x.parquet", "sizeInBytes": 1, "modificationTime": 0}
+    more = [*actions.to_pylist(), {"sidecar": sidecar}]
+    pq.write_table(pa.Table.from_pylist(more, actions.schema), whole)
+    with pytest.raises(Refused, match="its checkpoint has sidecar files"):
+        opened(sw.read_delta(str(table), name="sidecars"))
+
+
+def test_columns_of_an_iceberg_table_are_known_by_their_ids(lake: Catalog, opened: Open) -> None:
+    """The oracle is the table's own reader, for each snapshot as of its time."""
+    table = lake.create_table("n.t", pa.schema([("n", pa.int64()), ("old", pa.string()), ("x", pa.string())]))
+    table.append(pa.table({"n": [1], "old": ["a"], "x": ["removed"]}))
+    followed = opened(sw.read_iceberg("lake.n.t", name="followed"))
+    first = table.scan().to_arrow().to_pylist()
+    with table.update_schema() as update:
+        update.rename_column("old", "new").delete_column("x")
+    with table.update_schema() as update:
+        update.add_column("x", StringType())
+    table.append(pa.table({"n": [2], "new": ["b"], "x": ["added"]}))
+    found = opened(sw.read_iceberg("lake.n.t")).rows()
+    assert as_bag(found) == as_bag(table.scan().to_arrow().to_pylist())
+    assert as_bag(followed.rows()) == as_bag([*first, {"n": 2, "new": "b", "x": "added"}])
+
+
+def test_fields_of_a_struct_that_were_renamed_are_refused(lake: Catalog, opened: Open) -> None:
+    table = lake.create_table("n.t", pa.schema([("s", pa.struct([("a", pa.int64())]))]))
+    table.append(pa.table({"s": [{"a": 1}]}))
+    assert opened(sw.read_iceberg("lake.n.t")).rows() == [{"s": {"a": 1}}]
+    with table.update_schema() as update:
+        update.rename_column("s.a", "b")
+    table.append(pa.table({"s": [{"b": 1}]}))
+    with pytest.raises(Refused, match="fields of a struct were renamed"):
+        opened(sw.read_iceberg("lake.n.t"))
+
+
+def test_columns_of_partitions_that_imported_files_lack_come_from_the_metadata(lake: Catalog, opened: Open) -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, 678901)  # noqa: DTZ001  a time without zone
+    columns = {
+        "i": pa.array([5], pa.int32()),
+        "day": [moment.date()],
+        "at": pa.array([moment], pa.timestamp("us", "UTC")),
+        "local": pa.array([moment], pa.timestamp("us")),
+        "price": pa.array([Decimal("1.50")], pa.decimal128(9, 2)),
+        "even": [True],
+        "half": [1.5],
+        "text": ["a b%/é"],
+        "none": pa.array([None], pa.string()),
+    }
+    table = lake.create_table("n.t", pa.table({**columns, "n": [1]}).schema)
+    with table.update_spec() as spec:
+        for name in columns:
+            spec.add_identity(name)
+    table.append(pa.table({**columns, "n": [1]}))
+    (whole,) = opened(sw.read_iceberg("lake.n.t", name="whole")).rows()
+    file = next(iter(table.scan().plan_files())).file.file_path.removeprefix("file://")
+    pq.write_table(pq.ParquetFile(file).read().select(["n"]), file)
+    assert opened(sw.read_iceberg("lake.n.t")).rows() == [whole | {"price": "1.50"}]
+
+
+def test_errors_of_a_catalog_show_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Open) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__X__URI", "mysql://u:sEcret@h/db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__Z__URI", "http://u:sEcret@127.0.0.1:1/x?token=sEcret")
+    monkeypatch.setenv("PYICEBERG_CATALOG__Z__TYPE", "rest")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    with pytest.raises(Usage, match=r"catalog x of Iceberg table x\.n\.t") as error:
+        opened(sw.read_iceberg("x.n.t"))
+    assert "sEcret" not in str(error.value)
+    with pytest.raises(Unavailable) as silent:
+        opened(sw.read_iceberg("z.n.t", name="z"))
+    assert "sEcret" not in str(silent.value)
+
+
+def test_an_iceberg_file_is_opened_by_its_literal_path(lake: Catalog, opened: Open) -> None:
+    table = lake.create_table("n.t", rows().schema)
+    with table.update_spec() as spec:
+        spec.add_identity("day")
+    table.append(rows(1, day="x y%/#?é"))
+    source = opened(sw.read_iceberg("lake.n.t"))
+    assert source.rows() == [{"n": 1, "day": "x y%/#?é"}]
+    assert "file://file:" not in source.place(0)
 
 
 @pytest.mark.ci

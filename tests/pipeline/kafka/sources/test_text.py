@@ -2,8 +2,10 @@
 
 import csv
 import io
+import time
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.pipeline.kafka.sources.text import index_lines, read_lines
@@ -65,3 +67,13 @@ def test_records_of_csv_are_those_of_pythons_reader(
     expected = {n: row for n, row in zip(begins, rows, strict=True) if first <= n < last}
     parsed = {n: next(csv.reader(io.StringIO(record.decode(), newline=""))) for n, record in found.items()}
     assert parsed == expected
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+def test_a_long_line_and_a_long_record_are_read_in_linear_time(quoted: bool) -> None:
+    """The time that is allowed is a hundred times what it takes, and a hundredth of what repeated joins would take."""
+    data = b'"' + b"x\n" * 200_000 if quoted else b"x" * 8_000_000
+    begun_s = time.process_time()
+    found = read(data, 100, (), range(1), quoted=quoted)
+    assert found == {0: data.removesuffix(b"\n")}
+    assert time.process_time() - begun_s < 20
