@@ -103,7 +103,7 @@ CASES: list[tuple[str, Callable[[Shop], sw.App], dict[str, object], type[Slackwa
     ("a channel nobody writes", lambda shop: shop.program(reads="by-acount"), {}, SlackwaterError, "by-acount"),
     ("a stage that is not there", Shop.program, {"stages": ("acounts",)}, NotFound, "the nearest: accounts"),
     ("an interval that is none", lambda shop: shop.program(trigger="soon"), {}, Usage, "trigger 'soon'"),
-    ("a hot place that contains the store", Shop.program, {"hot": "/"}, Usage, "none lies inside the other"),
+    ("a hot place that contains the store", Shop.program, {"hot": "/"}, Usage, "neither inside the other"),
     (
         "executors elsewhere",
         lambda shop: shop.program(max_unflushed=2),

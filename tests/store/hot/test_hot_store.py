@@ -278,7 +278,7 @@ def test_folders_are_compared_without_symbolic_links(tmp_path: Path, root: str) 
     (tmp_path / "store").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "store")
     for name in ("store", "link"):
-        with pytest.raises(Usage, match="none lies inside"):
+        with pytest.raises(Usage, match="neither inside"):
             declare_hot_place(HotStore(LocalStore(tmp_path / name)), APPS[0], str(tmp_path / root))
 
 

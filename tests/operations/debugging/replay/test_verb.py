@@ -124,7 +124,7 @@ def test_a_bundle_refuses_a_program_that_writes_keys_missing_from_the_bundle(led
     shifted.write_text(changed('entries.withColumn("branch", F.col("branch") + 1000)'))
     result = slackwater("replay", "branches.zip", "--code", "shifted.py")
     assert result.exit_code == 1
-    assert "did not write when the bundle was made" in result.stderr
+    assert "did not write when the bundle was written" in result.stderr
 
 
 def test_breakpoints_stop_in_the_functions_of_the_stage_and_of_its_state(

@@ -96,7 +96,7 @@ def test_a_trial_reports_the_rows_that_differ_and_leaves_nothing(till: Till) -> 
     assert (code, data["same"], data["records"], data["beside"]) == (1, False, 1_000, True)
     (sent,) = data["sinks"]
     assert sent["added"] == sent["removed"] > 0
-    assert "till: accounts, " in report.read_text()
+    assert "till: differences in accounts, " in report.read_text()
     # An intended difference does not count, nor does a new column. An invalid query is reported, too.
     added = new.with_name("added.py")
     added.write_text(new.read_text().replace("n=sw.count()", 'number=sw.count(), low=sw.min("amount")'))
