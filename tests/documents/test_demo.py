@@ -43,6 +43,7 @@ def test_an_unknown_act_is_refused_with_a_list_of_the_acts(demo: ModuleType, wro
 _WAITING = """
 import signal, sys
 import demo
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which the tests may run, ignores it
 def act(story):
     running = story.app.enter_context(demo.background("sleep", "600", log=demo.Path("log")))
     print(f"runs: {running.pid}", flush=True)
