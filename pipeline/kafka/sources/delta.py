@@ -6,7 +6,6 @@ delta-rs shows neither the actions of one version nor a fixed order of its rows.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections import defaultdict
@@ -16,10 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-import pyarrow.parquet as pq
-
 from ....common.instants import format_iso
 from ....errors import Gone, NotFound, ObjectNotFound, Refused
+from ....store.read.decode import read_whole
 from .file_list import SourceFile
 from .rows import FileReader
 
@@ -138,7 +136,7 @@ class DeltaFinder:
         if not commits and not complete:
             raise NotFound("Delta table", self._source.address, hint="check the address, and that a writer created it")
         for key in checkpoints[newest]:
-            for row in pq.read_table(io.BytesIO(self._store.get(key))).to_pylist():
+            for row in read_whole(self._store.get(key)).to_pylist():
                 self._apply({name: action for name, action in row.items() if action is not None})
         later = [version for version in commits if version > at]
         lacks = next((expected for expected, version in enumerate(later, at + 1) if version != expected), None)

@@ -105,8 +105,9 @@ def test_an_issue_has_its_title_first_and_replaces_that_of_the_same_failure(tmp_
     first, second = write_issue(PROPOSAL, tmp_path), write_issue(PROPOSAL, tmp_path)
     assert first == second
     assert first.read_text().splitlines()[:3] == ["# shop: none-is-large fails", "", PROPOSAL.sentence]
+    assert write_issue(PROPOSAL, tmp_path / "new" / "folder").read_text() == first.read_text()
     with pytest.raises(Refused, match="--issues"):
-        write_issue(PROPOSAL, tmp_path / "missing")
+        write_issue(PROPOSAL, first / "below-a-file")
 
 
 def test_no_error_shows_the_webhooks_address(webhook: Webhook) -> None:

@@ -3,13 +3,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Unavailable, Usage
 from slackwater.operations.staging.clone import ClonePlan, clone
-from slackwater.pipeline.kafka.declared_source import find_source
 from slackwater.snapshot.cut.graph import violations
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
@@ -26,7 +24,6 @@ from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import AppInfo, EventTime, Manifest, Sink, VersionSpan
 
 from tests.models.profiles import scaled
-from tests.pipeline.kafka.sources.reading import OpenSource
 from tests.store.objects.faulty_store import FaultyStore
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, app_of, copied, flights, rows_of
 
@@ -190,20 +187,6 @@ def test_a_clone_under_another_root_refers_to_its_source(tmp_path: Path) -> None
     roots = {run.root for run in history.read(app.store, "back", "carriers", back.source.versions["carriers"]).ssts}
     assert roots == {"", other.url}
     assert started(app, "back").state == staging.state
-
-
-def test_a_clone_under_another_root_has_the_lists_of_its_sources(tmp_path: Path) -> None:
-    app = running(LocalStore(tmp_path / "production"))
-    (tmp_path / "in").mkdir()
-    topic = sw.read_files(str(tmp_path / "in"))
-    (tmp_path / "in" / "a.jsonl").write_text("1\n")
-    source = OpenSource(topic, app.store)
-    app.kafka.topics[topic.name] = [list(messages) for messages in app.kafka.topics["flights"]]
-    other = LocalStore(tmp_path / "staging")
-    make(app, target_store=other, topics={"flights": topic.name})
-    (tmp_path / "in" / "0.jsonl").write_text("2\n")
-    assert find_source(other, topic.name) == find_source(app.store, topic.name)
-    assert source.values().items() >= OpenSource(topic, other).values(0, 1).items() == {(0, b"1")}
 
 
 def test_each_reader_of_a_channel_continues_from_its_own_position() -> None:
