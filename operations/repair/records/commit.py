@@ -233,9 +233,11 @@ class RepairCall:
         earlier: Seeds = {}
         while True:
             seeds, followed = earlier, dict[str, frozenset[int]]()
-            if self.undo:
-                # What the repair changed is to be changed back.
-                before = self._planner.plan(heads, substitutes_of(included, self.requested), earlier)
+            in_force = included if self.undo else [repair for repair in included if repair is not own]
+            if in_force:
+                # Keys whose rows the repairs in force changed are followed again: with the new substitutes, a batch may
+                # give them the rows that it committed at first, although a repair has changed their newest rows.
+                before = self._planner.plan(heads, substitutes_of(in_force, self.requested), earlier)
                 seeds, followed = before.begun, dict(before.followed)
             after = [repair for repair in included if not (self.undo and repair is own)]
             plan = self._planner.plan(heads, substitutes_of(after, self.requested), seeds)
