@@ -38,7 +38,7 @@ def _programs() -> Iterator[ParameterSet]:
         yield pytest.param(seed, marks=refused)
 
 
-@pytest.mark.parametrize("seed", _programs())
+@pytest.mark.parametrize("seed", [*_programs()])
 def test_tables_and_sinks_are_those_of_an_app_that_never_read_the_records(seed: int, tmp_path: Path) -> None:
     random = Random(f"repair {seed}")
     with simulated(random, tmp_path) as app:
