@@ -215,10 +215,9 @@ def plain_session(**conf: str) -> SparkSession:
     """Start Spark as its users do, without settings and JVM options of slackwater."""
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    for name, value in {"spark.sql.shuffle.partitions": "4", "spark.sql.session.timeZone": "UTC", **conf}.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    common = {"spark.sql.shuffle.partitions": "4", "spark.sql.session.timeZone": "UTC"}
+    session = SparkSession.builder.master("local[2]").config(map={**quiet, **common, **conf}).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
 

@@ -30,19 +30,20 @@ from ...support.written import Stage
 
 KEYS, VERSIONS, BATCH = 5_000_000, 86_400, 20
 SECONDS = 3600
-"""Time to write the history."""
+"""Maximum seconds of the measurement, most of which write the history."""
 _WRITING = 5
-"""One in so many versions writes rows. The others read records of which the program makes none."""
+"""One in this many versions writes rows. The others read records that the program filters out."""
 _LATER = 24
-"""Later records of the first dropped record's key."""
+"""Number of later records of the dropped record's key."""
 _OLD, _BORN = range(2)
-"""Numbers of the keys whose first record of the day is dropped: one has a row before, one does not until noon."""
+"""Numbers of the keys whose first record of the day is dropped. The first key has an older row, the second none."""
 
 
 def rows(folder: Path, quick: bool) -> Iterator[Row]:
-    """Repair a key of five million at the begin of a day of one version a second, and then a key that began at noon.
+    """Repair two of five million keys in a day with one version a second.
 
-    `TMPDIR=/dev/shm` spares most of the time to write the history.
+    One key has a row from before the day, the other begins at noon. With `TMPDIR=/dev/shm`, the history is written much
+    sooner.
     """
     keys, versions = (KEYS // 50, VERSIONS // 50) if quick else (KEYS, VERSIONS)
     ran = run(_app(), {"events": [{"k": _name(0), "x": 1}]})
