@@ -81,8 +81,8 @@ class FieldComparison:
 
     def undecidable(self, column: KeyColumn) -> str:
         """Return why no value of the field can be compared with the key column; empty if values can be compared."""
-        unknown = next((name for name in (*self.functions, *self.key_functions) if name == WINDOW), "")
-        if unknown := self.unknown_function or ("" if self.is_by_window(column) else unknown):
+        has_window = WINDOW in (*self.functions, *self.key_functions) and not self.is_by_window(column)
+        if unknown := self.unknown_function or WINDOW * has_window:
             return f"through {unknown}"
         return "" if column.kind else f"as {column.values.type}"
 

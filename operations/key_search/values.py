@@ -114,8 +114,8 @@ class KeyColumn:
         """Return the codes of the key windows that hold a field's time; None if the value cannot be read as a time."""
         times = [*_times(value)]
         windows = ((code, bounds) for (_, bounds), code in self.codes.items())
-        held = {code for code, (start, end) in windows if any(start <= us < end for us in times)}
-        return held if times else None
+        codes = {code for code, (start, end) in windows if any(start <= us < end for us in times)}
+        return codes if times else None
 
 
 def _applied(text: str, functions: Sequence[str]) -> str:

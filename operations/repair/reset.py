@@ -24,7 +24,7 @@ from ...snapshot.cut.moments import heads_of, newest_cut, stages_of
 from ...snapshot.under_way.exclusion import RUNS_ELSEWHERE, AppCondition, Intent, check_exclusion
 from ...state.records import NOT_KNOWN, explain_recreated_topic
 from ...store.objects.protocol import ObjectStore
-from ...store.versions.keys import is_source
+from ...store.versions.keys import SOURCE_KIND, is_source
 from ...store.versions.kinds import RESET
 from ...store.versions.manifest import Input, Manifest
 from .rewind import pin_before
@@ -241,7 +241,7 @@ def _moved(at: Input, read_from: ResetPosition) -> tuple[MovedPartition, ...]:
 
 
 _ISO_SPAN = re.compile(r"P(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+(?:\.\d+)?S)?)?", re.ASCII | re.IGNORECASE)
-_SOURCE = r"(?:files|delta|iceberg):(?=[0-9]*[a-z_-])"
+_SOURCE = rf"{SOURCE_KIND}(?=[0-9]*[a-z_-])"
 _SCOPE = re.compile(rf"(?P<topic>(?:{_SOURCE})?[^:]+)(?::(?P<partitions>\d+(?:,\d+)*))?")
 
 

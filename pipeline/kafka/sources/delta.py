@@ -19,7 +19,7 @@ from ....common.instants import format_iso
 from ....errors import Gone, NotFound, ObjectNotFound, Refused
 from ....store.read.decode import read_whole
 from .file_list import SourceFile
-from .rows import FileReader
+from .rows import READ_ANEW, FileReader
 
 _LOG = "_delta_log/"
 _COMMIT = re.compile(r"_delta_log/([0-9]{20})\.json")
@@ -75,11 +75,10 @@ class DeltaFinder:
                 self._version = newest
                 yield from tuple(self._rows_of_table(newest))
                 return
-            if first <= newest and not self._has_commit(first):
+            if first <= newest and self._commit(first) is None:
                 raise Gone(
                     f"{self._source.label}: its log no longer has version {first}, the next to read",
-                    hint="read the table under another name (name=...), which begins with its present rows; "
-                    "delta.logRetentionDuration is how long a stopped app may wait",
+                    hint=f"{READ_ANEW}; delta.logRetentionDuration is how long a stopped app may wait",
                 )
             self._version = first - 1
             if not known:
@@ -111,11 +110,8 @@ class DeltaFinder:
     def _recreated_error(self) -> Gone:
         return Gone(
             f"{self._source.label} was removed and created again, or replaced by another table",
-            hint="read the table under another name (name=...), which begins with its present rows",
+            hint=READ_ANEW,
         )
-
-    def _has_commit(self, version: int) -> bool:
-        return self._commit(version) is not None
 
     def _commit(self, version: int) -> bytes | None:
         with suppress(ObjectNotFound):
@@ -243,8 +239,7 @@ class DeltaFinder:
                 raise Gone(
                     f"{self._source.label} version {version}: {path} does not exist any more, so its rows cannot be "
                     "counted",
-                    hint="read the table under another name (name=...), which begins with its present rows; let "
-                    "VACUUM keep files for longer",
+                    hint=f"{READ_ANEW}; let VACUUM keep files for longer",
                 ) from None
         constants = {
             name: _partition_value(text, self._table.types.get(name, "string"))

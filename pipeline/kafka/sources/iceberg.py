@@ -14,7 +14,7 @@ from ....common.redact import without_secrets
 from ....errors import Gone, NotFound, Refused, SlackwaterError, Unavailable, Usage
 from .file_list import SourceFile
 from .iceberg_columns import TableColumns
-from .rows import FileReader
+from .rows import READ_ANEW, FileReader
 
 
 class IcebergFinder:
@@ -69,8 +69,7 @@ class IcebergFinder:
         if at is None:
             raise Gone(
                 f"{self._source.label}: snapshot {last}, the newest that was read, has expired or was rolled back",
-                hint="read the table under another name (name=...), which begins with its present rows; keep "
-                "snapshots for as long as the app may stand still",
+                hint=f"{READ_ANEW}; keep snapshots for as long as the app may stand still",
             )
         return chain[::-1]
 

@@ -35,6 +35,8 @@ _NO_INPUT = (
     "with '_' or '.'"
 )
 _GZIP = 16 + zlib.MAX_WBITS
+READ_ANEW = "read the table under another name (name=...), which begins with its present rows"
+"""Hint for a table whose next version or snapshot cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,8 @@ class FileReader:
 
     def place(self, file: SourceFile, row: int) -> str:
         """Return the place of a row for messages: `file:///in/a.jsonl line 17`. Rows and lines count from 1."""
-        kind = "row" if self.source.content == "parquet" else "line"
         if self.source.kind == "files":
-            return f"{self._url(file.path)} {kind} {row + 1}"
+            return f"{self._url(file.path)} {self._unit} {row + 1}"
         return f"{self._version(file)}, row {row + 1} of {file.path}"
 
     def _read(self, file: SourceFile, first: int, last: int) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array]]:
@@ -153,10 +154,9 @@ class FileReader:
         self, first: int, file: SourceFile, rows: npt.NDArray[np.int64], values: pa.Array
     ) -> ArchivedMessages:
         count = len(rows)
-        kind = "row" if self.source.content == "parquet" else "line"
         headers: dict[str, pa.Array] = {
             "file": _repeat(self._url(file.path).encode(), pa.binary(), count),
-            kind: pa.array(rows + 1).cast(pa.string()).cast(pa.binary()),
+            self._unit: pa.array(rows + 1).cast(pa.string()).cast(pa.binary()),
         }
         if file.version:
             headers["version"] = _repeat(str(file.version).encode(), pa.binary(), count)
@@ -237,6 +237,10 @@ class FileReader:
             )
         label = "" if self.source.kind == "files" else f"{self._version(file)}: "
         return Gone(f"{label}{self._url(file.path)} does not exist any more", hint=hint)
+
+    @property
+    def _unit(self) -> str:
+        return "row" if self.source.content == "parquet" else "line"
 
     def _version(self, file: SourceFile) -> str:
         return f"{self.source.label} {'version' if self.source.kind == 'delta' else 'snapshot'} {file.version}"
