@@ -150,7 +150,7 @@ class Gone(Refused):
 
     lost_from: int = 0
     resume_at: int = 0
-    """First lost offset, and the first one after them, if there are records before them; else 0."""
+    """First lost offset, and the first offset after the lost ones; both 0 if they are unknown."""
 
 
 class AnotherTopic(Refused):

@@ -217,11 +217,11 @@ class StoredApp(AppFailover):
 
         Raises:
             Usage: neither records nor `undo` are given, or both; a location is malformed, or no Kafka is configured.
-            NotFound: no stage has read a record since then, the versions that did were collected, there is nothing to
-                undo, or a file with a value cannot be read.
-            Refused: a key's row depends on more than its records, the program is nondeterministic, sinks got
-                rows that cannot be corrected or would refuse the corrected ones, too many keys are touched, or the app
-                did not come to rest in time.
+            NotFound: no stage has read a record since `since`, the versions that read it were collected, there is no
+                repair to undo, or a file with a value cannot be read.
+            Refused: a key's row depends on more than its records, the program is nondeterministic, sinks have
+                published rows that cannot be corrected, a sink would refuse corrected rows, too many keys are affected,
+                or the stages did not finish their batches in time.
         """
         self._check_allowed("to repair it", options)
         since = self.at(options["since"]).versions if options["since"] else {}

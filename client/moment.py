@@ -95,7 +95,7 @@ class Moment(Displayable):
         """
         cut, damage = resolve_despite_damage(client.store, ref, now_ms=instants.now_ms())
         if damage is not None:
-            client.note(f"note: {participle} without damaged stages, only {', '.join(cut.stages)}: {damage.message}")
+            client.note(f"note: stages are damaged, so only {', '.join(cut.stages)} is {participle}: {damage.message}")
         client.note_thinned(ref, cut.thinned)
         return cls(client, ref, cut, is_undamaged=damage is None)
 

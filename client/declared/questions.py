@@ -136,7 +136,7 @@ class ReconcileOptions(TypedDict, total=False):
     tolerance: Annotated[
         float,
         Param(
-            "Numbers that differ by at most this much count as equal. Default: only floats, by rounding errors.",
+            "Numbers that differ by at most this much count as equal. Default: 0; floats may have rounding errors.",
             "N",
             default=0.0,
             limits={"ge": 0},

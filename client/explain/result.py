@@ -80,13 +80,14 @@ def _sources_table(sources: Sequence[SourceRecord], *, payloads: bool) -> TableB
 
 
 def _minimal_lines(minimal: MinimalRecords) -> Iterator[Block]:
-    count, replays = formats.plural(len(minimal.records), "record"), formats.plural(minimal.replays, "replay")
+    count, replays = len(minimal.records), formats.plural(minimal.replays, "replay")
+    suffice = f"{formats.plural(count, 'record')} {'suffices' if count == 1 else 'suffice'}"
     if minimal.is_smallest:
-        fact = f"{count} suffice for the row, and no smaller set does (proved by {replays})"
+        fact = f"{suffice} for the row, and no smaller set does (proved by {replays})"
     elif minimal.is_minimal:
-        fact = f"{count} suffice for the row, and each is needed; a different set may be smaller ({replays})"
+        fact = f"{suffice} for the row, and each is needed; a different set may be smaller ({replays})"
     else:
-        fact = f"{count} suffice for the row; the search for a smaller set reached its limit ({replays})"
+        fact = f"{suffice} for the row; the search for a smaller set reached its limit ({replays})"
     yield Title(fact)
     yield ", ".join(map(str, minimal.records[:_MAX_RECORDS])) or "none: the row exists without any record"
 

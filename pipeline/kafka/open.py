@@ -23,10 +23,10 @@ def open_kafka(
 ) -> Kafka:
     """Open Kafka at `host:port` or by librdkafka's client properties; `memory://NAME` is an in-memory Kafka for tests.
 
-    With `store`, the sources of that store are topics, too; with `finds_new`, this client looks for their new files.
+    With `store`, sources of that store are topics, too. With `finds_new`, this client adds new files to their lists.
 
-    Makes no request: call `wait_until_available` to check that the brokers answer. Raises `Usage` for an impossible
-    login.
+    Makes no request: call `wait_until_available` to check that the brokers answer. Raises `Usage` for invalid login
+    settings.
     """
     properties = {"bootstrap.servers": at} if isinstance(at, str) else at
     if store is not None:

@@ -232,7 +232,7 @@ class RowWalk:
             return
         keys = emitting_keys(replay, rows)
         if not keys.num_rows:
-            raise UnprovedRecord(f"{part.batch!r} read a row of {sender!r}, but not of which key")
+            raise UnprovedRecord(f"{part.batch!r} read rows of {sender!r}, and it is unknown which keys sent them")
         for at in range(keys.num_rows):
             self._add_emitting_key(
                 sender, keys.slice(at, 1), rows if isinstance(replay.shape.bound, BoundJoin) else None
